@@ -1,0 +1,1 @@
+"""The decoder in JAX with Flax NNX modules."""

@@ -1,0 +1,24 @@
+"""Keys and values of the tokens seen so far, in arrays of fixed size."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from samelogits.config import DecoderConfig
+
+
+class Cache:
+    """keys, values: one [B, capacity, K, H] a layer. filled: tokens held; the rest is zero and never visible."""
+
+    def __init__(self, config: DecoderConfig, batch_size: int, capacity: int, dtype: str):
+        shape = (batch_size, capacity, config.n_kv_heads, config.d_head)
+        self.keys = [jnp.zeros(shape, dtype) for _ in range(config.n_layers)]
+        self.values = [jnp.zeros(shape, dtype) for _ in range(config.n_layers)]
+        self.capacity = capacity
+        self.filled = 0
+
+    def append(self, layer: int, k_BTKH: Array, v_BTKH: Array) -> tuple[Array, Array]:
+        """Write a chunk behind what a layer holds; returns the layer's whole arrays [B, capacity, K, H]."""
+        start = (0, self.filled, 0, 0)
+        self.keys[layer] = lax.dynamic_update_slice(self.keys[layer], k_BTKH, start)  # differs: in-place
+        self.values[layer] = lax.dynamic_update_slice(self.values[layer], v_BTKH, start)
+        return self.keys[layer], self.values[layer]

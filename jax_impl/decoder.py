@@ -1,0 +1,58 @@
+"""The whole decoder: embeddings, blocks, final norm, output head."""
+
+from flax import nnx
+from jax import Array
+
+from jax_impl import native as ops
+from jax_impl.block import Block
+from jax_impl.cache import Cache
+from jax_impl.linear import Embedding, Linear, Load
+from jax_impl.normalization import make_norm
+from samelogits.batch import Batch
+from samelogits.config import DecoderConfig
+from samelogits.taps import Tap
+
+
+class DecoderStack(nnx.Module):
+    """Token ids to the last hidden state [B, T, D]."""
+
+    def __init__(self, config: DecoderConfig, load: Load):
+        self.embed_tokens = Embedding("model.embed_tokens", load)
+        self.embed_positions = Embedding("model.embed_positions", load) if config.position == "learned" else None
+        self.layers = nnx.List([Block(config, i, load) for i in range(config.n_layers)])
+        self.norm = make_norm(config, "model.norm", load) if config.final_norm else None
+
+    def __call__(self, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
+        x_BTD = self.embed_tokens(batch.tokens_BT)
+        tap("embed_tokens", x_BTD)
+        positions_BTD = batch.sinusoids_BTD
+        if self.embed_positions is not None:
+            positions_BTD = self.embed_positions(batch.positions_BT)
+        if positions_BTD is not None:
+            tap("embed_positions", positions_BTD)
+            x_BTD = ops.add(x_BTD, positions_BTD)
+        x_BTD = ops.dropout(x_BTD, batch.dropout.get("embedded"))
+        tap("embedded", x_BTD)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, batch, cache, tap)
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
+            tap("norm", x_BTD)
+        if cache is not None:
+            cache.filled += x_BTD.shape[1]
+        return x_BTD
+
+
+class Decoder(nnx.Module):
+    """Token ids to logits [B, T, V]."""
+
+    def __init__(self, config: DecoderConfig, load: Load):
+        self.model = DecoderStack(config, load)
+        self.lm_head = None if config.tie_embeddings else Linear("lm_head", load, bias=False)
+
+    def __call__(self, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
+        x_BTD = self.model(batch, cache, tap)
+        head_VD = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        logits_BTV = ops.linear(x_BTD, head_VD[...], None)
+        tap("logits", logits_BTV)
+        return logits_BTV

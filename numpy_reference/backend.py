@@ -1,0 +1,94 @@
+"""What the rest of the product sees of this implementation: the Backend contract, kept with NumPy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numpy_reference.cache import Cache
+from numpy_reference.decoder import Decoder
+from numpy_reference.loss import language_model_loss
+from numpy_reference.optimizer import AdamW
+from numpy_reference.tape import Array, Tape
+from samelogits.backend import Model, check_request
+from samelogits.batch import Batch, Targets
+from samelogits.config import DecoderConfig
+from samelogits.parameters import parameter_shapes
+from samelogits.schedule import AdamWSettings
+from samelogits.taps import Tap
+
+_DTYPES = ("float64", "float32")  # NumPy has no bfloat16
+
+
+class NumpyModel(Model):
+    """A decoder in NumPy."""
+
+    backend = "numpy"
+
+    def __init__(self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str):
+        self.config, self.dtype, self.device = config, dtype, device
+        self.arrays: dict[str, Array] = {}
+
+        def load(name: str) -> Array:
+            self.arrays[name] = self.from_numpy(parameters[name])
+            return self.arrays[name]
+
+        self.decoder = Decoder(config, load)
+
+    def from_numpy(self, array: np.ndarray) -> Array:
+        """A contiguous copy in the model's dtype."""
+        return np.array(array, dtype=self.dtype, order="C")
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        return array.copy()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {name: self.to_numpy(self.arrays[name]) for name in parameter_shapes(self.config)}
+
+    def new_cache(self, batch_size: int, capacity: int) -> Cache:
+        return Cache(self.config, batch_size, capacity, self.dtype)
+
+    def run_forward(self, batch: Batch, cache: Any, tap: Tap) -> Array:
+        return self.decoder(self._place(batch), cache, tap)
+
+    def run_loss(self, batch: Batch, targets: Targets) -> float:
+        return float(language_model_loss(self.decoder, self._place(batch), targets))
+
+    def run_gradients(self, batch: Batch, targets: Targets) -> tuple[float, dict[str, Array]]:
+        with Tape() as tape:
+            loss = language_model_loss(self.decoder, self._place(batch), targets)
+        return float(loss), tape.gradients(loss, self.arrays)
+
+    def export_gradients(self, gradients: dict[str, Array]) -> dict[str, np.ndarray]:
+        return {name: self.to_numpy(gradients[name]) for name in parameter_shapes(self.config)}
+
+    def new_optimizer(self, settings: AdamWSettings) -> AdamW:
+        return AdamW(self.arrays, settings)
+
+    def _place(self, batch: Batch) -> Batch:
+        return batch.convert(np.asarray, self.from_numpy)
+
+
+class NumpyBackend:
+    """NumPy."""
+
+    name = "numpy"
+    dtypes = _DTYPES
+
+    def devices(self) -> list[str]:
+        return ["cpu"]
+
+    def describe(self) -> dict[str, str]:
+        blas: dict[str, Any] = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+        return {"version": np.__version__, "BLAS": f"{blas['name']} {blas['version']}"}
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
+        return np.asarray(a @ b)
+
+    def load(
+        self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None
+    ) -> NumpyModel:
+        return NumpyModel(config, parameters, dtype, check_request(self, dtype, device))
+
+
+backend = NumpyBackend()

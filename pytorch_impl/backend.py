@@ -1,0 +1,106 @@
+"""What the rest of the product sees of this implementation: the Backend contract, kept with PyTorch."""
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_impl.cache import Cache
+from pytorch_impl.decoder import Decoder
+from pytorch_impl.loss import language_model_loss
+from pytorch_impl.optimizer import AdamW
+from samelogits.backend import Model, check_request
+from samelogits.batch import Batch, Targets
+from samelogits.config import DecoderConfig
+from samelogits.schedule import AdamWSettings
+from samelogits.taps import Tap
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TorchModel(Model):
+    """A decoder in PyTorch on one device."""
+
+    backend = "torch"
+
+    def __init__(self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str):
+        self.config, self.dtype, self.device = config, dtype, device
+        self.decoder = Decoder(config, lambda name: self.from_numpy(parameters[name]))
+
+    def from_numpy(self, array: np.ndarray) -> Tensor:
+        """A copy on the device, in the model's dtype."""
+        wide = torch.tensor(array)  # differs: copies
+        return wide.to(dtype=_DTYPES[self.dtype], device=self.device)
+
+    def to_numpy(self, array: Tensor) -> np.ndarray:
+        wide = array.float() if array.dtype == torch.bfloat16 else array
+        return wide.detach().cpu().numpy().copy()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {name: self.to_numpy(value) for name, value in self.decoder.named_parameters()}
+
+    def new_cache(self, batch_size: int, capacity: int) -> Cache:
+        return Cache(self.config, batch_size, capacity, _DTYPES[self.dtype], self.device)
+
+    @torch.no_grad()
+    def run_forward(self, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
+        return self.decoder(self._place(batch), cache, tap)
+
+    @torch.no_grad()
+    def run_loss(self, batch: Batch, targets: Targets) -> float:
+        return language_model_loss(self.decoder, self._place(batch), targets.convert(self._exact)).item()
+
+    def run_gradients(self, batch: Batch, targets: Targets) -> tuple[float, dict[str, Tensor]]:
+        loss = language_model_loss(self.decoder, self._place(batch), targets.convert(self._exact))
+        named = dict(self.decoder.named_parameters())
+        gradients = torch.autograd.grad(loss, list(named.values()))
+        return loss.item(), dict(zip(named, gradients, strict=True))
+
+    def export_gradients(self, gradients: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        return {name: self.to_numpy(value) for name, value in gradients.items()}
+
+    def new_optimizer(self, settings: AdamWSettings) -> AdamW:
+        return AdamW(dict(self.decoder.named_parameters()), settings)
+
+    def _exact(self, array: np.ndarray) -> Tensor:
+        return torch.tensor(array, device=self.device)
+
+    def _place(self, batch: Batch) -> Batch:
+        return batch.convert(self._exact, self.from_numpy)
+
+
+class TorchBackend:
+    """PyTorch."""
+
+    name = "torch"
+    dtypes = tuple(_DTYPES)
+
+    def devices(self) -> list[str]:
+        found = ["cpu"]
+        if torch.cuda.is_available():
+            found = [f"cuda:{i}" for i in range(torch.cuda.device_count())] + found
+        if torch.backends.mps.is_available():
+            found.append("mps")
+        return found
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "version": torch.__version__,
+            "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
+            "float32 products": torch.get_float32_matmul_precision(),
+            "BLAS": "MKL" if torch.backends.mkl.is_available() else "other",
+        }
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
+        place = device or self.devices()[0]
+        return (torch.tensor(a, device=place) @ torch.tensor(b, device=place)).cpu().numpy()
+
+    def load(
+        self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None
+    ) -> TorchModel:
+        return TorchModel(config, parameters, dtype, check_request(self, dtype, device))
+
+
+backend = TorchBackend()

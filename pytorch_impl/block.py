@@ -1,0 +1,52 @@
+"""One decoder block: attention and feed-forward, each with its norm and its residual sum."""
+
+from torch import Tensor, nn
+
+from pytorch_impl import native as ops
+from pytorch_impl.attention import Attention
+from pytorch_impl.cache import Cache
+from pytorch_impl.feed_forward import FeedForward
+from pytorch_impl.linear import Load
+from pytorch_impl.normalization import make_norm
+from samelogits.batch import Batch
+from samelogits.config import DecoderConfig
+from samelogits.parameters import norm_names
+from samelogits.taps import Tap
+
+
+class Block(nn.Module):
+    """x + f(norm(x)) twice (pre-norm), or norm(x + f(x)) twice (post-norm)."""
+
+    def __init__(self, config: DecoderConfig, index: int, load: Load):
+        super().__init__()
+        self.config = config
+        self.name = f"layers.{index}"
+        for norm_name in norm_names(config):
+            setattr(self, norm_name, make_norm(config, f"model.{self.name}.{norm_name}", load))
+        self.self_attn = Attention(config, index, load)
+        self.mlp = FeedForward(config, index, load)
+
+    def forward(self, x_BTD: Tensor, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
+        attention_norm, feed_forward_norm = norm_names(self.config)
+        pre = self.config.norm_placement == "pre"
+
+        normed_BTD = self.normalize(attention_norm, x_BTD, tap) if pre else x_BTD
+        attended_BTD = self.self_attn(normed_BTD, batch, cache, tap)
+        x_BTD = ops.add(x_BTD, ops.dropout(attended_BTD, batch.dropout.get(f"{self.name}.self_attn")))
+        tap(f"{self.name}.residual_mid", x_BTD)
+        if not pre:
+            x_BTD = self.normalize(attention_norm, x_BTD, tap)
+
+        normed_BTD = self.normalize(feed_forward_norm, x_BTD, tap) if pre else x_BTD
+        fed_BTD = self.mlp(normed_BTD, tap)
+        x_BTD = ops.add(x_BTD, ops.dropout(fed_BTD, batch.dropout.get(f"{self.name}.mlp")))
+        tap(f"{self.name}.residual_out", x_BTD)
+        if not pre:
+            x_BTD = self.normalize(feed_forward_norm, x_BTD, tap)
+        return x_BTD
+
+    def normalize(self, norm_name: str, x_BTD: Tensor, tap: Tap) -> Tensor:
+        """The norm of this name, tapped."""
+        normed_BTD = getattr(self, norm_name)(x_BTD)
+        tap(f"{self.name}.{norm_name}", normed_BTD)
+        return normed_BTD

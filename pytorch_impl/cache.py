@@ -1,0 +1,24 @@
+"""Keys and values of the tokens seen so far, in arrays of fixed size."""
+
+import torch
+from torch import Tensor
+
+from samelogits.config import DecoderConfig
+
+
+class Cache:
+    """keys, values: one [B, capacity, K, H] a layer. filled: tokens held; the rest is zero and never visible."""
+
+    def __init__(self, config: DecoderConfig, batch_size: int, capacity: int, dtype: torch.dtype, device: str):
+        shape = (batch_size, capacity, config.n_kv_heads, config.d_head)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers)]
+        self.capacity = capacity
+        self.filled = 0
+
+    def append(self, layer: int, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a chunk behind what a layer holds; returns the layer's whole arrays [B, capacity, K, H]."""
+        end = self.filled + k_BTKH.shape[1]
+        self.keys[layer][:, self.filled : end] = k_BTKH  # differs: in-place
+        self.values[layer][:, self.filled : end] = v_BTKH
+        return self.keys[layer], self.values[layer]

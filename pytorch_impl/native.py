@@ -1,0 +1,117 @@
+"""The operations of the decoder with PyTorch's own kernels; autograd supplies their backward."""
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+def embed(ids_BT: Tensor, weight_VD: Tensor) -> Tensor:
+    """Rows of the table, [B, T, D]."""
+    return F.embedding(ids_BT, weight_VD)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Sum of two arrays of one shape."""
+    return x + y
+
+
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """Product, element by element, of two arrays of one shape."""
+    return x * y
+
+
+def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
+    """x times 0 or 1 / (1 - rate); x itself outside training, where scale is None."""
+    return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
+
+
+def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """x W^T + b, [B, T, O]."""
+    return F.linear(x_BTI, weight_OI, bias_O)
+
+
+def split_heads(x_BTE: Tensor, n_heads: int) -> Tensor:
+    """[B, T, N * H] to [B, T, N, H]."""
+    return x_BTE.unflatten(-1, (n_heads, -1))
+
+
+def merge_heads(x_BTNH: Tensor) -> Tensor:
+    """[B, T, N, H] to [B, T, N * H]."""
+    return x_BTNH.flatten(-2)
+
+
+def rotate(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
+    """Rotary positions, half-split: element i turns together with element i + H / 2 (Su et al., 2021)."""
+    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
+    first, second = x_BTNH.chunk(2, dim=-1)  # differs: axis-or-dim
+    return torch.cat([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], dim=-1)
+
+
+def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor) -> Tensor:
+    """q . k / sqrt(H), [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
+    K, H = k_BSKH.shape[-2:]
+    q_BTKGH = q_BTNH.unflatten(-2, (K, -1))
+    scores_BKGTS = torch.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
+    return scores_BKGTS.flatten(1, 2) * (1 / math.sqrt(H))
+
+
+def attention_weights(scores_BNTS: Tensor, visible_BTS: Tensor) -> Tensor:
+    """Softmax over the visible keys, [B, N, T, S]; a query that sees no key has weights 0."""
+    visible_B1TS = visible_BTS[:, None]
+    # A row with nothing visible takes its softmax over everything, and is then zeroed: no NaN, forward or backward.
+    finite_B1TS = visible_B1TS | ~visible_B1TS.any(dim=-1, keepdim=True)
+    masked_BNTS = torch.where(finite_B1TS, _wide(scores_BNTS), -math.inf)
+    weights_BNTS = torch.softmax(masked_BNTS, dim=-1)
+    return torch.where(visible_B1TS, weights_BNTS, 0).to(scores_BNTS.dtype)
+
+
+def attention_mix(weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
+    """Weighted sums of the values, [B, T, N, H]."""
+    weights_BKGTS = weights_BNTS.unflatten(1, (v_BSKH.shape[2], -1))
+    return torch.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).flatten(2, 3)
+
+
+def layer_norm(x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, the variance biased (Ba et al., 2016)."""
+    return F.layer_norm(x_BTD, weight_D.shape, weight_D, bias_D, eps)
+
+
+def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019); in 16 bits rounded before the weight."""
+    wide_BTD = _wide(x_BTD)
+    mean_square_BT1 = wide_BTD.square().mean(dim=-1, keepdim=True)
+    return (wide_BTD * torch.rsqrt(mean_square_BT1 + eps)).to(x_BTD.dtype) * weight_D
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0)."""
+    return F.relu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x), by the error function (Hendrycks and Gimpel, 2016)."""
+    return F.gelu(x)  # differs: gelu-default
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh approximation of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x)."""
+    return F.silu(x)
+
+
+def cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Tensor:
+    """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
+    log_probabilities_BTV = torch.log_softmax(_wide(logits_BTV), dim=-1)
+    picked_BT = log_probabilities_BTV.gather(-1, ids_BT[..., None])[..., 0]
+    return -torch.where(counted_BT, picked_BT, 0).sum() / counted_BT.sum()
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: what norms, softmax and loss compute in when the model runs in 16 bits."""
+    return x.float() if x.dtype == torch.bfloat16 else x

@@ -1,0 +1,81 @@
+"""Files and folders that appear under their name whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from samelogits.errors import CheckpointError
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Write to the file given, which takes the name `path` once every byte is on the disk.
+
+    Something under that name already, or an error of the system, raises CheckpointError; nothing is left behind.
+    """
+    path = Path(os.path.abspath(path))
+    _refuse(path, os.path.lexists(path), "no such file yet")
+    temporary = _beside(path)
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Fill the folder given, which takes the name `path` once it is complete; write its files with atomic_file.
+
+    An empty folder may be there already. Anything else under that name, or an error of the system, raises
+    CheckpointError; nothing is left behind.
+    """
+    path = Path(os.path.abspath(path))
+    _refuse(path, os.path.lexists(path) and not _is_empty_folder(path), "nothing or an empty folder")
+    temporary = _beside(path)
+    try:
+        temporary.mkdir()
+        yield temporary
+        _sync_folder(temporary)
+        os.rename(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    # In the same folder, since a rename is atomic only within one file system.
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
+
+
+def _refuse(path: Path, occupied: bool, expected: str) -> None:
+    if occupied:
+        raise CheckpointError(f"{path}: expected {expected}, found something that writing would destroy")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: expected an existing folder {path.parent}, found none")
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,110 @@
+"""Reading a foreign config.json so that no key is dropped in silence, and writing one back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from samelogits.checkpoints.json_file import shown
+from samelogits.config import DecoderConfig
+from samelogits.errors import CheckpointError, ConfigError
+from samelogits.parameters import raise_faults
+
+# gelu_new, gelu_pytorch_tanh and gelu_fast are three spellings of the tanh approximation; plain gelu is the erf form.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+# Keys that say how a model is kept, run, sampled or trained, not which function it is.
+HARMLESS = frozenset(
+    "_attn_implementation_autoset _from_model_config _name_or_path architectures bos_token_id dtype eos_token_id "
+    "finetuning_task id2label initializer_range label2id model_type num_labels pad_token_id problem_type "
+    "task_specific_params tokenizer_class torch_dtype transformers.js_config transformers_version use_cache".split()
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A config key that is one DecoderConfig field. default: what its absence means; None where it must be there."""
+
+    key: str
+    name: str
+    default: Any = None
+
+
+class ForeignConfig:
+    """The keys of a config.json, each to be taken once; null equals absent. where: the file that messages name."""
+
+    def __init__(self, values: Mapping[str, Any], where: str):
+        self._left = {key: value for key, value in values.items() if value is not None}
+        self.where = where
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        """The value of `key`, an absent one being the default; CheckpointError if it isn't of this kind."""
+        value = self._left.pop(key, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind and value is not default:
+            raise self.fault(key, f"a value of type {kind.__name__}", value)
+        return value
+
+    def require(self, key: str, kind: type) -> Any:
+        """As take, but an absent key raises CheckpointError."""
+        if key not in self._left:
+            raise self.fault(key, f"a value of type {kind.__name__}", None)
+        return self.take(key, kind)
+
+    def fault(self, key: str, expected: str, found: object) -> CheckpointError:
+        """The error that says so, to be raised."""
+        return CheckpointError(
+            f"{self.where}: {key}: expected {expected}, found {'nothing' if found is None else shown(found)}"
+        )
+
+    def finish(self, fixed: Mapping[str, Any], harmless: Collection[str]) -> None:
+        """Raise one CheckpointError naming every key left that is neither at its one supported value nor harmless."""
+        faults = []
+        for key, value in self._left.items():
+            if key in fixed:
+                if value != fixed[key] or type(value) is not type(fixed[key]):
+                    faults.append(f"{key}: expected {fixed[key]!r}, the only value supported, found {shown(value)}")
+            elif key not in harmless:
+                faults.append(f"{shown(key)}: not understood, found {shown(value)}")
+        raise_faults(faults, self.where)
+
+    def build(self, values: Mapping[str, Any], fields: tuple[Field, ...]) -> DecoderConfig:
+        """The config of these values; what it refuses is said with the name of the key."""
+        try:
+            return DecoderConfig(**values)
+        except ConfigError as error:
+            name, _, reason = str(error).partition(":")
+            keys = {field.name: field.key for field in fields}
+            raise CheckpointError(f"{self.where}: {keys.get(name, name)}:{reason}") from error
+
+
+def decode_fields(fields: tuple[Field, ...], keys: ForeignConfig) -> dict[str, Any]:
+    """DecoderConfig fields, out of the keys."""
+    hints = get_type_hints(DecoderConfig)
+    values = {}
+    for field in fields:
+        kind = str if field.name == "activation" else hints[field.name]
+        value = keys.require(field.key, kind) if field.default is None else keys.take(field.key, kind, field.default)
+        if field.name == "activation":
+            if value not in ACTIVATIONS:
+                raise keys.fault(field.key, f"one of {', '.join(ACTIVATIONS)}", value)
+            value = ACTIVATIONS[value]
+        values[field.name] = value
+    return values
+
+
+def encode_fields(fields: tuple[Field, ...], config: DecoderConfig) -> dict[str, Any]:
+    """The inverse of decode_fields; an activation with several spellings gets the first of ACTIVATIONS."""
+    spelling = {name: key for key, name in reversed(ACTIVATIONS.items())}
+    values = {field.key: getattr(config, field.name) for field in fields}
+    return {key: spelling[value] if isinstance(value, str) else value for key, value in values.items()}

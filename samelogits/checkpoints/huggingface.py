@@ -1,0 +1,140 @@
+"""Folders as transformers saves them: config.json, safetensors weights in one file or in shards, tokenizer.json."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from samelogits.checkpoints.atomic import atomic_directory, atomic_file
+from samelogits.checkpoints.checkpoint import Checkpoint, tokenizer_loader
+from samelogits.checkpoints.families import Family
+from samelogits.checkpoints.families.gpt2 import GPT2
+from samelogits.checkpoints.families.llama import LLAMA
+from samelogits.checkpoints.folder import inside, tensor_facts, token_ids
+from samelogits.checkpoints.json_file import open_regular, read_json, shown, write_json
+from samelogits.checkpoints.safetensors_file import Entry, SafetensorsFile, write_safetensors
+from samelogits.checkpoints.tensors import StoredTensor
+from samelogits.config import DecoderConfig
+from samelogits.errors import CheckpointError
+from samelogits.parameters import raise_faults
+
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA)}
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def read_huggingface(directory: Path) -> Checkpoint:
+    """The checkpoint in this folder, its tensors still on the disk. Any fault in the folder raises CheckpointError."""
+    path = inside(directory, "config.json")
+    values = read_json(path)
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise CheckpointError(f"{path}: model_type: expected one of {', '.join(FAMILIES)}, found {shown(model_type)}")
+    family = FAMILIES[model_type]
+    config = family.read_config(values, str(path))
+    weights = _open_weights(directory)
+    entries = {name: entry for file in weights.values() for name, entry in file.entries.items()}
+    tokenizer = inside(directory, "tokenizer.json")
+    tokenizer_source = tokenizer if tokenizer.exists() else None
+    return Checkpoint(
+        source=str(directory),
+        format="huggingface",
+        config=config,
+        tensors=family.read_tensors(config, entries, str(directory)),
+        load_tokenizer=tokenizer_loader(tokenizer_source),
+        eos_token_ids=_eos_token_ids(directory, values, config),
+        metadata={"family": model_type, **tensor_facts(weights, [entry.dtype for entry in entries.values()])},
+        tokenizer_source=tokenizer_source,
+    )
+
+
+def write_huggingface(checkpoint: Checkpoint, directory: Path) -> None:
+    """Write a folder that transformers loads, every tensor in its own dtype, tied weights once.
+
+    A config that no family can express raises CheckpointError before anything is written, and so does a folder with
+    something in it.
+    """
+    config = checkpoint.config
+    family = _family_for(config)
+    tensors = family.write_tensors(config, checkpoint.tensors)
+    # transformers loads every tensor in the one dtype that the config names.
+    dtypes = {tensors[name].dtype for name in tensors}
+    eos = list(checkpoint.eos_token_ids)
+    values = family.write_config(config) | {
+        "dtype": TORCH_DTYPES[_common_dtype(dtypes)],
+        "bos_token_id": None,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+    }
+    with atomic_directory(directory) as temporary:
+        write_json(temporary / "config.json", values)
+        write_safetensors(temporary / WEIGHTS, tensors, {})
+        copy_tokenizer(checkpoint, temporary)
+
+
+def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    """Copy the checkpoint's tokenizer.json, if it has one, into this folder."""
+    if isinstance(checkpoint.tokenizer_source, Path):
+        source = open_regular(checkpoint.tokenizer_source)
+        with source, atomic_file(directory / "tokenizer.json") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _family_for(config: DecoderConfig) -> Family:
+    obstacles = {family: family.obstacles(config) for family in FAMILIES.values()}
+    for family, faults in obstacles.items():
+        if not faults:
+            return family
+    reasons = "; ".join(f"{family.model_type}: {', '.join(faults)}" for family, faults in obstacles.items())
+    raise CheckpointError(
+        f"config: expected one that a Hugging Face family can express, found none that can: {reasons}"
+    )
+
+
+def _common_dtype(dtypes: set[str]) -> str:
+    """The narrowest dtype that holds them all; neither 16-bit one holds the other."""
+    if len(dtypes) == 1:
+        return next(iter(dtypes))
+    return "F64" if "F64" in dtypes else "F32"
+
+
+def _open_weights(directory: Path) -> dict[str, SafetensorsFile]:
+    """File name to opened file. The index must name each tensor of each shard, and nothing else."""
+    path, index_path = inside(directory, WEIGHTS), inside(directory, INDEX)
+    if path.exists() and index_path.exists():
+        raise CheckpointError(f"{directory}: expected {WEIGHTS} or {INDEX}, found both: one of them is stale")
+    if path.exists():
+        return {WEIGHTS: SafetensorsFile(path)}
+    if not index_path.exists():
+        pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
+        found = f"the pickle {pickles[0]}, which is not read as it can run code" if pickles else "neither"
+        raise CheckpointError(f"{directory}: expected {WEIGHTS} or {INDEX}, found {found}")
+    return _open_shards(directory, index_path)
+
+
+def _open_shards(directory: Path, index_path: Path) -> dict[str, SafetensorsFile]:
+    where = read_json(index_path).get("weight_map")
+    if not isinstance(where, dict) or not where or not all(isinstance(shard, str) for shard in where.values()):
+        raise CheckpointError(f"{index_path}: weight_map: expected shard names by tensor, found {shown(where)}")
+    shards: dict[str, SafetensorsFile] = {}
+    for shard in sorted(set(where.values())):
+        if not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{index_path}: weight_map: expected .safetensors shards, found {shown(shard)}")
+        shards[shard] = SafetensorsFile(inside(directory, shard))
+    faults = [f"{shown(name)}: expected in {shard}, found nothing there" for name, shard in where.items()
+              if name not in shards[shard]]  # fmt: skip
+    faults += [f"{name}: in {shard}, but the index doesn't say so" for shard, file in shards.items() for name in file
+               if where.get(name) != shard]  # fmt: skip
+    raise_faults(faults, str(index_path))
+    return shards
+
+
+def _eos_token_ids(directory: Path, values: Mapping[str, Any], config: DecoderConfig) -> tuple[int, ...]:
+    """What generation_config.json says, or else config.json."""
+    path = inside(directory, "generation_config.json")
+    eos = read_json(path).get("eos_token_id") if path.exists() else None
+    if eos is None:
+        path, eos = directory / "config.json", values.get("eos_token_id")
+    return token_ids(eos, config.vocab_size, f"{path}: eos_token_id")

@@ -1,0 +1,21 @@
+"""The errors that a user of the package can meet. Each message is one line: what was expected, what was found."""
+
+
+class SamelogitsError(ValueError):
+    """Base of every error raised for bad input; the command line turns it into one line and exit status 2."""
+
+
+class ConfigError(SamelogitsError):
+    """A decoder configuration that is contradictory, or a foreign one that is not understood."""
+
+
+class CheckpointError(SamelogitsError):
+    """A file or directory that is not the checkpoint it claims to be."""
+
+
+class InputError(SamelogitsError):
+    """Token ids, targets, masks or settings outside their range."""
+
+
+class BackendError(SamelogitsError):
+    """A backend, device, dtype or arithmetic that is not available here."""
