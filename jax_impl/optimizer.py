@@ -37,7 +37,7 @@ class AdamW:
     def _update(
         self, values: dict[str, Array], gradients: dict[str, Array], state: optax.OptState, learning_rate: float
     ) -> tuple[dict[str, Array], optax.OptState, Array]:
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         clip = jnp.minimum(1.0, self.settings.max_grad_norm / (norm + 1e-6))
         clipped = jax.tree.map(lambda g: g * clip, gradients)
         updates, state = self.optimizer.update(clipped, state, values)

@@ -79,7 +79,8 @@ class NumpyBackend:
         return ["cpu"]
 
     def describe(self) -> dict[str, str]:
-        blas: dict[str, Any] = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+        build: Any = np.show_config(mode="dicts")
+        blas = build["Build Dependencies"]["blas"]
         return {"version": np.__version__, "BLAS": f"{blas['name']} {blas['version']}"}
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:

@@ -46,6 +46,6 @@ class Block:
 
     def normalize(self, norm_name: str, x_BTD: Array, tap: Tap) -> Array:
         """The norm of this name, tapped."""
-        normed_BTD = getattr(self, norm_name)(x_BTD)
+        normed_BTD: Array = getattr(self, norm_name)(x_BTD)
         tap(f"{self.name}.{norm_name}", normed_BTD)
         return normed_BTD

@@ -47,6 +47,6 @@ class Block(nn.Module):
 
     def normalize(self, norm_name: str, x_BTD: Tensor, tap: Tap) -> Tensor:
         """The norm of this name, tapped."""
-        normed_BTD = getattr(self, norm_name)(x_BTD)
+        normed_BTD: Tensor = getattr(self, norm_name)(x_BTD)
         tap(f"{self.name}.{norm_name}", normed_BTD)
         return normed_BTD

@@ -25,8 +25,11 @@ ENTRY_POINT_GROUP = "samelogits.backends"
 class Backend(Protocol):
     """One framework. An object of this kind is registered under the entry point group `samelogits.backends`."""
 
-    name: str
-    dtypes: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtypes(self) -> tuple[str, ...]: ...
 
     def devices(self) -> list[str]:
         """Names of the devices present, the default first: "cpu", "cuda:0", ..."""
@@ -206,7 +209,7 @@ class Model(abc.ABC):
             done |= np.isin(new, ends)
             if done.all():
                 break
-        return tokens
+        return np.asarray(tokens)
 
     def _training_input(
         self, tokens: Any, targets: Any, ignore_index: int, attention_mask: Any, dropout_key: tuple[int, int] | None

@@ -37,7 +37,7 @@ class Batch:
     dropout: dict[str, Any]
 
     def convert(self, exact: Callable[[np.ndarray], Any], values: Callable[[np.ndarray], Any]) -> Batch:
-        """The same batch in a framework's arrays. exact: for ids and flags; values: for numbers in the model's dtype."""
+        """The same batch in a framework's arrays. exact: for ids and flags; values: for numbers, in its dtype."""
         rotary, sinusoids = self.rotary, self.sinusoids_BTD
         return Batch(
             exact(self.tokens_BT),

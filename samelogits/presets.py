@@ -48,7 +48,7 @@ PRESETS: dict[str, DecoderConfig] = {
         d_ff=1536,
         max_seq_len=8192,
         rope_theta=100000.0,
-    ),  # fmt: skip
+    ),
 }
 
 

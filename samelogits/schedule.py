@@ -15,7 +15,7 @@ class AdamWSettings:
 
     One step, with g the gradients scaled by min(1, max_grad_norm / (norm + 1e-6)) and t counting from 1:
     m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
-    w = w - lr weight_decay w (matrices only, from the old w) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
+    w = w - lr weight_decay w (matrices only, old w) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
     A tied weight is one parameter. Every setting is passed on explicitly to every framework.
     """
 
@@ -41,7 +41,7 @@ class AdamWSettings:
 
 
 def learning_rate(settings: AdamWSettings, finished_steps: int) -> float:
-    """Rate for the next step, given how many are finished: linear warm-up from 0, cosine to final_fraction, then flat."""
+    """Rate for the next step, given how many are finished: linear warm-up from 0, then cosine to final_fraction."""
     s = settings
     if finished_steps < s.warmup_steps:
         return s.learning_rate * finished_steps / s.warmup_steps

@@ -14,13 +14,14 @@ from samelogits.errors import CheckpointError
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     """Write to the file given, which takes the name `path` once every byte is on the disk.
 
-    Something under that name already, or an error of the system, raises CheckpointError; nothing is left behind.
+    overwrite: a file under that name is replaced, in one step; otherwise it raises CheckpointError, as an error of the
+    system does. Nothing is left behind.
     """
     path = Path(os.path.abspath(path))
-    _refuse(path, os.path.lexists(path), "no such file yet")
+    _refuse(path, os.path.lexists(path) and not (overwrite and path.is_file()), "no such file yet")
     temporary = _beside(path)
     try:
         with open(temporary, "xb") as file:

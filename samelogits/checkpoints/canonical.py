@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from samelogits.checkpoints.atomic import atomic_directory
 from samelogits.checkpoints.checkpoint import Checkpoint, LazyTensors, tokenizer_loader
-from samelogits.checkpoints.folder import copy_tokenizer, inside, tensor_facts, token_ids
+from samelogits.checkpoints.folder import check_tensors, copy_tokenizer, inside, tensor_facts, token_ids
 from samelogits.checkpoints.json_file import read_json, shown, write_json
 from samelogits.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
 from samelogits.checkpoints.tensors import DTYPES
@@ -55,3 +54,44 @@ def read_canonical(directory: Path) -> Checkpoint:
         metadata=tensor_facts({WEIGHTS: weights}, [entry.dtype for entry in entries.values()]),
         tokenizer_source=tokenizer_source,
     )
+
+
+def write_canonical(checkpoint: Checkpoint, directory: Path) -> None:
+    """Write the folder, every tensor in its own dtype. A folder with something in it raises CheckpointError."""
+    check_tensors(checkpoint)
+    source = checkpoint.tokenizer_source
+    values = {
+        "format": FORMAT,
+        "version": VERSION,
+        "decoder": checkpoint.config.to_dict(),
+        "tokenizer": "tokenizer.json" if isinstance(source, Path) else source,
+        "eos_token_ids": list(checkpoint.eos_token_ids),
+    }
+    with atomic_directory(directory) as temporary:
+        write_json(temporary / "config.json", values)
+        write_safetensors(temporary / WEIGHTS, checkpoint.tensors, {})
+        copy_tokenizer(checkpoint, temporary)
+
+
+def _config(value: Any, path: Path) -> DecoderConfig:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: decoder: expected an object, found {shown(value)}")
+    try:
+        return DecoderConfig.from_dict(value)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: decoder: {error}") from error
+
+
+def _tokenizer_source(value: Any, directory: Path) -> Path | Literal["bytes"] | None:
+    if value is None:
+        return None
+    if value == "bytes":
+        return "bytes"
+    if value != "tokenizer.json":
+        raise CheckpointError(
+            f"{directory / 'config.json'}: tokenizer: expected 'bytes', 'tokenizer.json' or null, found {shown(value)}"
+        )
+    path = inside(directory, value)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: expected the tokenizer that config.json names, found nothing")
+    return path

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samelogits.checkpoints.json_file import shown
+from samelogits.checkpoints.atomic import atomic_file
+from samelogits.checkpoints.checkpoint import Checkpoint
+from samelogits.checkpoints.json_file import open_regular, shown
 from samelogits.errors import CheckpointError
+from samelogits.parameters import check_parameters
 
 
 def inside(directory: Path, name: str) -> Path:
-    """The file of this plain name in the folder; a path, or a link that leads out of the folder, raises CheckpointError.
+    """The file of this plain name in the folder; a path, or a link that leads out of it, raises CheckpointError.
 
     A snapshot in a hub cache is a folder of links into the cache's blob folders, which count as inside.
     """
     if not name or name in (".", "..") or set(name) & {"/", "\\", "\0", os.sep}:
         raise CheckpointError(f"{directory}: expected the plain name of a file in this folder, found {shown(name)}")
-    home = directory.resolve()
+    home = Path(os.path.realpath(directory))
     homes = [home]
     if home.parent.name == "snapshots":
         repository = home.parent.parent
         homes += [repository / "blobs", repository.parent / "blobs"]
     path = directory / name
-    target = path.resolve()
+    target = Path(os.path.realpath(path))
     if not any(target.is_relative_to(allowed) for allowed in homes):
         raise CheckpointError(f"{path}: expected a file in this folder, found a link to {target}")
     return path
@@ -43,3 +47,18 @@ def tensor_facts(files: Mapping[str, Any], dtypes: list[str]) -> dict[str, str]:
     """Metadata of a checkpoint: its weight files, and how many tensors have each dtype."""
     counts = ", ".join(f"{dtype} x {count}" for dtype, count in Counter(dtypes).most_common())
     return {"files": ", ".join(files), "dtypes": counts}
+
+
+def check_tensors(checkpoint: Checkpoint) -> set[str]:
+    """The dtypes of the tensors, once their names and shapes are those of the config; else raise CheckpointError."""
+    facts = {name: (stored.shape, stored.dtype) for name, stored in checkpoint.tensors.items()}
+    check_parameters(checkpoint.config, {name: shape for name, (shape, _) in facts.items()}, checkpoint.source)
+    return {dtype for _, dtype in facts.values()}
+
+
+def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    """Copy the checkpoint's tokenizer.json, if it has one, into this folder."""
+    if isinstance(checkpoint.tokenizer_source, Path):
+        source = open_regular(checkpoint.tokenizer_source)
+        with source, atomic_file(directory / "tokenizer.json") as target:
+            shutil.copyfileobj(source, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from samelogits.checkpoints.checkpoint import Checkpoint
+from samelogits.checkpoints.folder import tensor_facts, token_ids
 from samelogits.checkpoints.gguf_header import BlockType, GGUFHeader, TensorInfo, Value, field, read_header, shorten
 from samelogits.checkpoints.tensors import DTYPES, StoredTensor
 from samelogits.checkpoints.tokenizers import gguf_tokenizer
@@ -76,30 +76,25 @@ def read_gguf(path: str | Path) -> Checkpoint:
     architecture = header.metadata.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(f"{where}: general.architecture: expected 'llama', found {shorten(architecture)}")
-    unsupported = _unsupported_keys(header.metadata)
-    config = _config(header, where, unsupported)
-    eos_token_ids: dict[str, Any] = {key: header.metadata[key] for key in EOS_KEYS if key in header.metadata}
-    faults = [
-        f"{key}: expected a token id below {config.vocab_size}, found {shorten(value)}"
-        for key, value in eos_token_ids.items()
-        if type(value) is not int or not 0 <= value < config.vocab_size
-    ]
-    raise_faults(unsupported + faults + _tensor_faults(config, header), where)
+    faults = _unsupported_keys(header.metadata)
+    config = _config(header, faults)
+    if config is not None:
+        faults += _tensor_faults(config, header)
+    raise_faults(faults, where)
+    assert config is not None
     for block in {info.type for info in header.tensors.values()}:
         if block.name not in DTYPES:
             _dequantise(np.zeros((1, block.bytes), np.uint8), block)
-    stored = Counter(info.type.name for info in header.tensors.values())
+    eos = [header.metadata[key] for key in EOS_KEYS if key in header.metadata]
+    facts = tensor_facts({header.path.name: None}, [info.type.name for info in header.tensors.values()])
     return Checkpoint(
         source=where,
         format="gguf",
         config=config,
         tensors=GGUFTensors(header, config),
         load_tokenizer=partial(gguf_tokenizer, header.metadata, where),
-        eos_token_ids=tuple(dict.fromkeys(eos_token_ids.values())),
-        metadata={
-            "gguf version": str(header.version),
-            "stored as": ", ".join(f"{count} {name}" for name, count in stored.most_common()),
-        },
+        eos_token_ids=tuple(dict.fromkeys(token_ids(eos, config.vocab_size, f"{where}: {' and '.join(EOS_KEYS)}"))),
+        metadata={"gguf version": str(header.version), **facts},
     )
 
 
@@ -174,10 +169,10 @@ def _unsupported_keys(metadata: Mapping[str, Value]) -> list[str]:
     return faults
 
 
-def _config(header: GGUFHeader, where: str, unsupported: list[str]) -> DecoderConfig:
-    """The config, or one CheckpointError with all faults of the metadata, the unsupported keys first."""
+def _config(header: GGUFHeader, faults: list[str]) -> DecoderConfig | None:
+    """The config that the metadata describes; if it describes none, None, and `faults` says why."""
     metadata, tensors = header.metadata, header.tensors
-    faults: list[str] = []
+    known = len(faults)
 
     def get(key: str, kind: type[Number], default: Number | None = None) -> Number:
         try:
@@ -214,8 +209,8 @@ def _config(header: GGUFHeader, where: str, unsupported: list[str]) -> DecoderCo
         "mlp_bias": any(name.endswith(MLP_BIASES) for name in tensors),
         "tie_embeddings": "output.weight" not in tensors,
     }
-    if faults:
-        raise_faults(unsupported + faults, where)
+    if len(faults) > known:
+        return None
     try:
         return DecoderConfig(
             **values,
@@ -228,7 +223,8 @@ def _config(header: GGUFHeader, where: str, unsupported: list[str]) -> DecoderCo
             dropout=0.0,
         )
     except ConfigError as error:
-        raise CheckpointError(f"{where}: {'; '.join([*unsupported, str(error)])}") from error
+        faults.append(str(error))
+        return None
 
 
 def _tensor_faults(config: DecoderConfig, header: GGUFHeader) -> list[str]:

@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from samelogits.checkpoints.json_file import impostor, open_regular, shown
 from samelogits.errors import CheckpointError
 
 Value = bool | int | float | str | list[str] | np.ndarray
@@ -100,12 +101,9 @@ class GGUFHeader:
 
         They are read, not mapped: touching a mapped file that somebody truncates kills the process.
         """
-        try:
-            with self.path.open("rb") as file:
-                unchanged = _stamp(file) == self.stamp
-                data = np.fromfile(file, np.uint8, tensor.size, offset=tensor.offset)
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: expected a readable file, found {error.strerror}") from error
+        with open_regular(self.path) as file:
+            unchanged = _stamp(file) == self.stamp
+            data = np.fromfile(file, np.uint8, tensor.size, offset=tensor.offset)
         if not unchanged or data.size != tensor.size:
             raise CheckpointError(f"{self.path}: {tensor.name}: expected the file as it was opened, found it changed")
         return data
@@ -113,15 +111,8 @@ class GGUFHeader:
 
 def read_header(path: str | Path) -> GGUFHeader:
     """The validated header of a little-endian GGUF file, version 2 or 3; anything else is a CheckpointError."""
-    path = Path(path)
-    # Only regular files: opening a pipe would wait for ever.
-    if not path.is_file():
-        raise CheckpointError(f"{path}: expected a file, found {'a directory' if path.is_dir() else 'nothing'}")
-    try:
-        with path.open("rb") as file:
-            return _Parser(path, file).header()
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a readable file, found {error.strerror}") from error
+    with open_regular(Path(path)) as file:
+        return _Parser(Path(path), file).header()
 
 
 def field(metadata: Mapping[str, Value], key: str, kind: type[T], default: T | None = None) -> T:
@@ -139,7 +130,7 @@ def shorten(value: object) -> str:
         return "nothing"
     if isinstance(value, list | np.ndarray):
         return f"an array of {len(value)}"
-    return repr(value[:60] + "..." if isinstance(value, str) and len(value) > 60 else value)
+    return shown(value)
 
 
 def _stamp(file: BinaryIO) -> tuple[int, int]:
@@ -189,9 +180,7 @@ class _Parser:
     def header(self) -> GGUFHeader:
         magic = self.take(4, "magic")
         if magic != b"GGUF":
-            web_page = magic.startswith(b"<")
-            found = "a web page" if web_page else "a git-lfs pointer" if magic == b"vers" else repr(magic)
-            raise self.fault("magic", "b'GGUF'", found)
+            raise self.fault("magic", "b'GGUF'", impostor(magic + self.file.read(508)) or magic)
         version = self.unsigned("I", "version")
         if version not in (2, 3):
             big_endian = version in (2 << 24, 3 << 24)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samelogits.checkpoints.atomic import atomic_directory, atomic_file
+from samelogits.checkpoints.atomic import atomic_directory
 from samelogits.checkpoints.checkpoint import Checkpoint, tokenizer_loader
 from samelogits.checkpoints.families import Family
 from samelogits.checkpoints.families.gpt2 import GPT2
 from samelogits.checkpoints.families.llama import LLAMA
-from samelogits.checkpoints.folder import inside, tensor_facts, token_ids
-from samelogits.checkpoints.json_file import open_regular, read_json, shown, write_json
-from samelogits.checkpoints.safetensors_file import Entry, SafetensorsFile, write_safetensors
-from samelogits.checkpoints.tensors import StoredTensor
+from samelogits.checkpoints.folder import check_tensors, copy_tokenizer, inside, tensor_facts, token_ids
+from samelogits.checkpoints.json_file import read_json, shown, write_json
+from samelogits.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
 from samelogits.config import DecoderConfig
 from samelogits.errors import CheckpointError
 from samelogits.parameters import raise_faults
@@ -38,7 +37,7 @@ def read_huggingface(directory: Path) -> Checkpoint:
     weights = _open_weights(directory)
     entries = {name: entry for file in weights.values() for name, entry in file.entries.items()}
     tokenizer = inside(directory, "tokenizer.json")
-    tokenizer_source = tokenizer if tokenizer.exists() else None
+    tokenizer_source = tokenizer if os.path.exists(tokenizer) else None
     return Checkpoint(
         source=str(directory),
         format="huggingface",
@@ -59,38 +58,28 @@ def write_huggingface(checkpoint: Checkpoint, directory: Path) -> None:
     """
     config = checkpoint.config
     family = _family_for(config)
-    tensors = family.write_tensors(config, checkpoint.tensors)
-    # transformers loads every tensor in the one dtype that the config names.
-    dtypes = {tensors[name].dtype for name in tensors}
+    dtypes = check_tensors(checkpoint)
     eos = list(checkpoint.eos_token_ids)
     values = family.write_config(config) | {
+        # transformers loads every tensor in the one dtype that the config names.
         "dtype": TORCH_DTYPES[_common_dtype(dtypes)],
         "bos_token_id": None,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
     }
     with atomic_directory(directory) as temporary:
         write_json(temporary / "config.json", values)
-        write_safetensors(temporary / WEIGHTS, tensors, {})
+        write_safetensors(temporary / WEIGHTS, family.write_tensors(config, checkpoint.tensors), {})
         copy_tokenizer(checkpoint, temporary)
 
 
-def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
-    """Copy the checkpoint's tokenizer.json, if it has one, into this folder."""
-    if isinstance(checkpoint.tokenizer_source, Path):
-        source = open_regular(checkpoint.tokenizer_source)
-        with source, atomic_file(directory / "tokenizer.json") as target:
-            shutil.copyfileobj(source, target)
-
-
 def _family_for(config: DecoderConfig) -> Family:
-    obstacles = {family: family.obstacles(config) for family in FAMILIES.values()}
-    for family, faults in obstacles.items():
-        if not faults:
+    reasons = []
+    for family in FAMILIES.values():
+        obstacles = family.obstacles(config)
+        if not obstacles:
             return family
-    reasons = "; ".join(f"{family.model_type}: {', '.join(faults)}" for family, faults in obstacles.items())
-    raise CheckpointError(
-        f"config: expected one that a Hugging Face family can express, found none that can: {reasons}"
-    )
+        reasons.append(f"{family.model_type}: {', '.join(obstacles)}")
+    raise CheckpointError(f"config: expected one that a Hugging Face family can express, found: {'; '.join(reasons)}")
 
 
 def _common_dtype(dtypes: set[str]) -> str:
@@ -103,11 +92,11 @@ def _common_dtype(dtypes: set[str]) -> str:
 def _open_weights(directory: Path) -> dict[str, SafetensorsFile]:
     """File name to opened file. The index must name each tensor of each shard, and nothing else."""
     path, index_path = inside(directory, WEIGHTS), inside(directory, INDEX)
-    if path.exists() and index_path.exists():
+    if os.path.exists(path) and os.path.exists(index_path):
         raise CheckpointError(f"{directory}: expected {WEIGHTS} or {INDEX}, found both: one of them is stale")
-    if path.exists():
+    if os.path.exists(path):
         return {WEIGHTS: SafetensorsFile(path)}
-    if not index_path.exists():
+    if not os.path.exists(index_path):
         pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
         found = f"the pickle {pickles[0]}, which is not read as it can run code" if pickles else "neither"
         raise CheckpointError(f"{directory}: expected {WEIGHTS} or {INDEX}, found {found}")
@@ -134,7 +123,7 @@ def _open_shards(directory: Path, index_path: Path) -> dict[str, SafetensorsFile
 def _eos_token_ids(directory: Path, values: Mapping[str, Any], config: DecoderConfig) -> tuple[int, ...]:
     """What generation_config.json says, or else config.json."""
     path = inside(directory, "generation_config.json")
-    eos = read_json(path).get("eos_token_id") if path.exists() else None
+    eos = read_json(path).get("eos_token_id") if os.path.exists(path) else None
     if eos is None:
         path, eos = directory / "config.json", values.get("eos_token_id")
     return token_ids(eos, config.vocab_size, f"{path}: eos_token_id")

@@ -28,8 +28,11 @@ _SIGNATURES = {
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in this file. A missing, too large or malformed file raises CheckpointError."""
-    with open_regular(path) as file:
-        data = file.read(SIZE_LIMIT + 1)
+    try:
+        with open_regular(path) as file:
+            data = file.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: expected a readable file, found: {error.strerror}") from error
     if len(data) > SIZE_LIMIT:
         raise CheckpointError(f"{path}: expected at most {SIZE_LIMIT} bytes of JSON, found more")
     return parse_json(data, str(path))
@@ -115,7 +118,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def _is_shallow_text(value: Any) -> bool:
-    """Whether nesting stays within DEPTH_LIMIT and every string can be written as UTF-8; level by level, no recursion."""
+    """Whether nesting stays within DEPTH_LIMIT and every string is UTF-8; level by level, without recursion."""
     level = [value]
     for _ in range(DEPTH_LIMIT):
         below: list[Any] = []

@@ -29,6 +29,7 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+_DTYPE_NAMES = ", ".join(BITS)
 _NAME = re.compile(r"[A-Za-z0-9_](?!.*\.\.)[A-Za-z0-9_.:-]{0,255}")
 
 
@@ -58,6 +59,7 @@ class Entry:
         array = np.frombuffer(self.data, dtype, (self.end - self.begin) // dtype.itemsize, self.begin)
         if not array.flags.aligned:  # the format doesn't promise alignment; frameworks rely on it
             array = array.copy()
+            array.flags.writeable = False
         return StoredTensor(self.dtype, array.reshape(self.shape))
 
 
@@ -66,23 +68,17 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
 
     def __init__(self, path: Path):
         """Check the whole header; any fault raises CheckpointError before a tensor is touched."""
-        with open_regular(path) as file:
-            head = file.read(512)
-            size = file.seek(0, 2)
-            if found := impostor(head):
-                raise CheckpointError(f"{path}: expected a safetensors file, found {found}")
-            length, limit = int.from_bytes(head[:8], "little"), min(size - 8, HEADER_LIMIT)
-            if not 2 <= length <= limit:
-                raise CheckpointError(f"{path}: header length: expected 2 to {limit}, found {length}")
-            file.seek(8)
-            text = file.read(length)
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            text, size, data = _open(path)
+        except OSError as error:
+            raise CheckpointError(f"{path}: expected a readable file, found: {error.strerror}") from error
         if not text.startswith(b"{"):
             raise CheckpointError(f"{path}: header: expected to begin with '{{', found {text[:1]!r}")
         header = parse_json(text, f"{path}: header")
+        base = 8 + len(text)
         self.metadata = _metadata(header.pop("__metadata__", {}), path)
-        self.entries = {name: _entry(path, name, value, 8 + length, data) for name, value in header.items()}
-        _check_layout(self.entries, 8 + length, size, path)
+        self.entries = {name: _entry(path, name, value, base, data) for name, value in header.items()}
+        _check_layout(self.entries, base, size, path)
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self.entries[name].read()
@@ -100,6 +96,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor], metadata:
     Each tensor is read twice, for its shape and for its bytes, so that only one is held at a time. A bad name, an array
     that isn't of its dtype, or an existing file raises CheckpointError.
     """
+    header: dict[str, Any] = {"__metadata__": {**metadata, "format": "pt"}}
     facts = {name: _written_as(path, name, tensors[name]) for name in tensors}
     # Wide elements first: every tensor is then aligned, since the data begins at a multiple of eight.
     order = sorted(facts, key=lambda name: -BITS[facts[name][0]])
@@ -119,12 +116,26 @@ def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor], metadata:
 
 
 def _written_as(path: Path, name: str, tensor: StoredTensor) -> tuple[str, tuple[int, ...]]:
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name == "__metadata__":
         raise CheckpointError(f"{path}: expected plain tensor names, found {shown(name)}")
     expected, found = DTYPES.get(tensor.dtype), tensor.array.dtype
     if expected is None or found.newbyteorder("<") != expected:
         raise CheckpointError(f"{path}: {name}: expected the bits of one of {DTYPES}, found {tensor.dtype} in {found}")
     return tensor.dtype, tensor.shape
+
+
+def _open(path: Path) -> tuple[bytes, int, mmap.mmap]:
+    """Header text, size of the file, and its mapped bytes."""
+    with open_regular(path) as file:
+        head = file.read(512)
+        size = file.seek(0, 2)
+        if found := impostor(head):
+            raise CheckpointError(f"{path}: expected a safetensors file, found {found}")
+        length, limit = int.from_bytes(head[:8], "little"), min(size - 8, HEADER_LIMIT)
+        if not 2 <= length <= limit:
+            raise CheckpointError(f"{path}: header length: expected 2 to {limit}, found {length}")
+        file.seek(8)
+        return file.read(length), size, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _metadata(value: Any, path: Path) -> dict[str, str]:
@@ -144,7 +155,7 @@ def _entry(path: Path, name: str, value: Any, base: int, data: mmap.mmap) -> Ent
     check(isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}, "",
           "dtype, shape and data_offsets", value)  # fmt: skip
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    check(isinstance(dtype, str) and dtype in BITS, "dtype: ", f"one of {', '.join(BITS)}", dtype)
+    check(isinstance(dtype, str) and dtype in BITS, "dtype: ", f"one of {_DTYPE_NAMES}", dtype)
     check(_are_sizes(shape) and len(shape) <= RANK_LIMIT, "shape: ", f"at most {RANK_LIMIT} sizes", shape)
     volume = math.prod(max(n, 1) for n in shape) * BITS[dtype]
     check(volume <= 8 * VOLUME_LIMIT, "shape: ", f"a size below {VOLUME_LIMIT} bytes", shape)

@@ -12,6 +12,7 @@ import numpy as np
 
 from samelogits.checkpoints.checkpoint import Tokenizer
 from samelogits.checkpoints.gguf_header import Value, field, shorten
+from samelogits.checkpoints.json_file import open_regular
 from samelogits.errors import CheckpointError, InputError
 
 # How the text is cut before the merges, by the name that llama.cpp gives to it: each pattern cuts the pieces that the
@@ -54,8 +55,10 @@ class JsonTokenizer:
 
     def __init__(self, path: str | Path):
         library = _library()
+        with open_regular(Path(path)) as file:
+            content = file.read()
         try:
-            self._tokenizer = library.Tokenizer.from_file(str(path))
+            self._tokenizer = library.Tokenizer.from_buffer(content)
         except Exception as error:  # the package raises nothing narrower
             raise CheckpointError(f"{path}: expected a tokenizer.json, found {shorten(str(error))}") from error
         # A length limit or padding stored in the file would change the prompt in silence.
@@ -65,7 +68,10 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         _utf8(text)
-        return list(self._tokenizer.encode(text).ids)
+        try:
+            return list(self._tokenizer.encode(text).ids)
+        except Exception as error:  # for example a word outside a vocabulary that has no unknown token
+            raise InputError(f"text: expected one that the tokenizer takes, found {shorten(str(error))}") from error
 
     def decode(self, ids: list[int]) -> str:
         _check_ids(ids, self._known)
@@ -99,8 +105,9 @@ def gguf_tokenizer(metadata: Mapping[str, Value], where: str = "gguf metadata") 
     a kind of tokenizer that is not supported and without the package `tokenizers`, CheckpointError for broken metadata.
     """
     for key, known in (("tokenizer.ggml.model", ["gpt2"]), ("tokenizer.ggml.pre", list(PRE_TOKENIZERS))):
-        if metadata.get(key) not in known:
-            raise InputError(f"{where}: {key}: expected {' or '.join(known)}, found {shorten(metadata.get(key))}")
+        found = metadata.get(key)
+        if not isinstance(found, str) or found not in known:
+            raise InputError(f"{where}: {key}: expected {' or '.join(known)}, found {shorten(found)}")
     try:
         return _byte_pair_tokenizer(metadata)
     except CheckpointError as error:
@@ -126,15 +133,10 @@ def _byte_pair_tokenizer(metadata: Mapping[str, Value]) -> BytePairTokenizer:
         prefix = [field(metadata, "tokenizer.ggml.bos_token_id", int)]
         if not 0 <= prefix[0] < len(tokens):
             raise CheckpointError(f"tokenizer.ggml.bos_token_id: expected below {len(tokens)}, found {prefix[0]}")
-    encoder = _encoder(vocabulary, pairs, pre)
+    pieces = [_piece(token, kind, alphabet) for token, kind in zip(tokens, types, strict=True)]
+    missing = frozenset(byte for letter, byte in alphabet.items() if letter not in vocabulary)
     specials = [token for token, kind in zip(tokens, types, strict=True) if kind in (UNKNOWN, CONTROL, USER_DEFINED)]
-    encoder.add_special_tokens([_library().AddedToken(token, normalized=False) for token in specials if token])
-    return BytePairTokenizer(
-        encoder,
-        [_piece(token, kind, alphabet) for token, kind in zip(tokens, types, strict=True)],
-        prefix,
-        frozenset(byte for letter, byte in alphabet.items() if letter not in vocabulary),
-    )
+    return BytePairTokenizer(_encoder(vocabulary, pairs, specials, pre), pieces, prefix, missing)
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -160,7 +162,7 @@ def _piece(token: str, kind: int, alphabet: Mapping[str, int]) -> bytes:
         raise CheckpointError(f"tokenizer.ggml.tokens: expected byte letters, found {shorten(token)}") from None
 
 
-def _encoder(vocabulary: dict[str, int], pairs: list[tuple[str, str]], pre: str) -> Any:
+def _encoder(vocabulary: dict[str, int], pairs: list[tuple[str, str]], specials: list[str], pre: str) -> Any:
     library = _library()
     # Llama 3 takes a piece that is itself a token as it is, whatever the merges say.
     model = library.models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe")
@@ -168,6 +170,7 @@ def _encoder(vocabulary: dict[str, int], pairs: list[tuple[str, str]], pre: str)
     cuts = [library.pre_tokenizers.Split(library.Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]]
     letters = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     encoder.pre_tokenizer = library.pre_tokenizers.Sequence([*cuts, letters])
+    encoder.add_special_tokens([library.AddedToken(token, normalized=False) for token in specials if token])
     return encoder
 
 
@@ -175,9 +178,8 @@ def _library() -> ModuleType:
     try:
         import tokenizers
     except ImportError as error:
-        raise InputError("tokenizer: expected the package tokenizers, found none: pip install 'samelogits[hf]'") from (
-            error
-        )
+        message = "tokenizer: expected the package tokenizers, found none: pip install 'samelogits[hf]'"
+        raise InputError(message) from error
     return tokenizers
 
 

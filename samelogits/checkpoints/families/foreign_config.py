@@ -23,11 +23,12 @@ ACTIVATIONS = {
 }
 
 # Keys that say how a model is kept, run, sampled or trained, not which function it is.
-HARMLESS = frozenset(
-    "_attn_implementation_autoset _from_model_config _name_or_path architectures bos_token_id dtype eos_token_id "
-    "finetuning_task id2label initializer_range label2id model_type num_labels pad_token_id problem_type "
-    "task_specific_params tokenizer_class torch_dtype transformers.js_config transformers_version use_cache".split()
-)
+HARMLESS = frozenset({
+    "_attn_implementation_autoset", "_from_model_config", "_name_or_path", "architectures", "bos_token_id", "dtype",
+    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "label2id", "model_type", "num_labels",
+    "pad_token_id", "problem_type", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers.js_config",
+    "transformers_version", "use_cache",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

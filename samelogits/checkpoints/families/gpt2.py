@@ -11,6 +11,10 @@ from samelogits.config import DecoderConfig
 
 _BLOCK = "transformer.h.{i}"
 _LAYER = "model.layers.{i}"
+_HARMLESS = {
+    "_num_labels", "gradient_checkpointing", "n_special", "output_past", "predict_special_tokens", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+}  # fmt: skip
 
 
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,10 +84,7 @@ GPT2 = Family(
         "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
     },
-    harmless=HARMLESS.union(
-        "gradient_checkpointing output_past predict_special_tokens n_special summary_activation summary_first_dropout "
-        "summary_proj_to_labels summary_type summary_use_proj _num_labels".split()
-    ),
+    harmless=HARMLESS | _HARMLESS,
     derive=_derive,
     express=_express,
     limits=_limits,

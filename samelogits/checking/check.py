@@ -1,0 +1,281 @@
+"""Runs the implementations on the same weights and tokens and compares everything that they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samelogits.backend import Backend, Model, get_backend, installed_backends
+from samelogits.batch import IGNORE_INDEX, check_ids, check_mask
+from samelogits.checking.measures import Difference, compare, expected_noise, layer_scales, worst
+from samelogits.checking.precision import find_doubts
+from samelogits.checking.report import Report, StageResult
+from samelogits.checkpoints import Checkpoint, open_checkpoint
+from samelogits.errors import BackendError
+from samelogits.schedule import AdamWSettings
+
+Progress = Callable[[str], None]
+
+# A stage's limit is this many times the expected noise of a forward pass: the worst of many elements lies several
+# standard deviations out, the backward pass is a second path behind the first, and Adam divides by small gradients.
+MARGINS = {"logits": 10.0, "taps": 10.0, "loss": 10.0, "gradients": 30.0, "training": 1000.0, "generation": 10.0}
+NEW_TOKENS = 8
+CHUNKS = (3, 2)  # after the prompt: more than one token into a warm cache, then one by one
+TRAINING = AdamWSettings(learning_rate=1e-4, weight_decay=0.1, max_grad_norm=1.0, warmup_steps=0, total_steps=100)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The input of a check. targets_BT: each token's successor; padding and the last place are not counted."""
+
+    tokens_BT: np.ndarray
+    mask_BT: np.ndarray
+    targets_BT: np.ndarray
+
+
+def make_probe(
+    vocab_size: int, limit: int | None, tokens: Any = None, attention_mask: Any = None, length: int = 32
+) -> Probe:
+    """The given tokens, or two rows of pseudo-random ids, the second padded on the left.
+
+    limit: positions that the model has, so that generation still fits.
+    """
+    if tokens is None:
+        length = length if limit is None else max(1, min(length, limit - NEW_TOKENS))
+        ids = (np.arange(2 * length, dtype=np.uint64) * 2654435761 % 2**32 % vocab_size).astype(np.int64)
+        tokens_BT = ids.reshape(2, length)
+        mask_BT = np.ones((2, length), bool)
+        mask_BT[1, : length // 5] = False
+    else:
+        tokens_BT = check_ids(tokens, "tokens", vocab_size)
+        mask_BT = check_mask(attention_mask, tokens_BT.shape)
+    targets_BT = np.full_like(tokens_BT, IGNORE_INDEX)
+    real_BT = mask_BT[:, :-1] & mask_BT[:, 1:]
+    targets_BT[:, :-1] = np.where(real_BT, tokens_BT[:, 1:], IGNORE_INDEX)
+    return Probe(tokens_BT, mask_BT, targets_BT)
+
+
+@dataclass
+class Outcome:
+    """What one model computed on the probe: the reference's is kept, every other is compared and dropped."""
+
+    activations: dict[str, np.ndarray]
+    loss: float
+    gradients: dict[str, np.ndarray]
+    losses: np.ndarray
+    weights: dict[str, np.ndarray]
+    continued_BT: np.ndarray
+    continued_logits: np.ndarray
+
+
+def check(
+    source: str | Path | Checkpoint,
+    backends: Sequence[str] | None = None,
+    tokens: Any = None,
+    attention_mask: Any = None,
+    dtypes: Sequence[str] = ("float64", "float32"),
+    device: str | None = None,
+    steps: int = 10,
+    progress: Progress = lambda text: None,
+) -> Report:
+    """Compare backends on a checkpoint: logits, taps, loss, gradients, AdamW steps, cached generation.
+
+    The reference is NumPy in float64. In float64 honest noise is about 1e-13 and the smallest mistake known about 1e-7,
+    so float64 decides whether the functions are the same; float32 shows what a user would see.
+    backends: names (default: all installed). tokens: int [B, T] (default: a probe of two rows, one padded).
+    steps: AdamW steps. progress: called with a line before each piece of work. Raises SamelogitsError for bad input.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    names = list(backends) if backends is not None else installed_backends()
+    found = {name: get_backend(name) for name in names}
+    if not found:
+        raise BackendError("backends: expected at least one, found none")
+    probe = make_probe(checkpoint.config.vocab_size, checkpoint.config.position_limit, tokens, attention_mask)
+    report = Report(
+        source=checkpoint.source,
+        config=checkpoint.config.to_dict(),
+        reference="NumPy in float64, gradients by hand",
+        tokens_shape=probe.tokens_BT.shape,
+        versions={name: backend.describe()["version"] for name, backend in found.items()},
+    )
+    for backend in found.values():
+        report.doubts += find_doubts(backend, device)
+    runner = _Runner(checkpoint, probe, steps, report, progress)
+    reference = runner.run_reference()
+    for dtype in dtypes:
+        for backend in found.values():
+            if backend.name == "numpy" and dtype == "float64":
+                continue  # the reference itself
+            runner.run(backend, dtype, device, reference)
+    if len(found) == 1 and "numpy" in found:
+        report.doubts.append("only NumPy ran: install samelogits[torch] or samelogits[jax] to compare")
+    return report
+
+
+class _Runner:
+    def __init__(self, checkpoint: Checkpoint, probe: Probe, steps: int, report: Report, progress: Progress):
+        self.checkpoint, self.probe, self.steps = checkpoint, probe, steps
+        self.report, self.progress = report, progress
+
+    def run_reference(self) -> Outcome:
+        """The NumPy model in float64, without the cache."""
+        say = self._teller("float64", "numpy (reference)")
+        say("load")
+        model = get_backend("numpy").load(self.checkpoint.config, self.checkpoint.parameters(), "float64", None)
+        p = self.probe
+        say("logits and taps")
+        activations = model.activations(p.tokens_BT, p.mask_BT)
+        for name, array in activations.items():
+            if not np.isfinite(array).all():
+                self.report.doubts.append(f"the reference is not finite at {name}")
+                break
+        if np.ptp(activations["logits"]) == 0:
+            self.report.doubts.append("the reference's logits are all equal: nothing could differ")
+        say("generation")
+        continued_BT, mask_BT = self._continue(model)
+        continued_logits = model.logits(continued_BT, mask_BT)
+        say("gradients")
+        loss, gradients = model.loss_and_gradients(p.tokens_BT, p.targets_BT, attention_mask=p.mask_BT)
+        losses = self._train(model, say)
+        return Outcome(activations, loss, gradients, losses, model.parameters(), continued_BT, continued_logits)
+
+    def run(self, backend: Backend, dtype: str, device: str | None, reference: Outcome) -> None:
+        """Every stage of one backend in one dtype."""
+        if dtype not in backend.dtypes:
+            for stage in MARGINS:
+                reason = f"{backend.name} has no {dtype}"
+                self.report.stages.append(StageResult(dtype, stage, backend.name, "skipped", reason=reason))
+            return
+        p = self.probe
+        say = self._teller(dtype, backend.name)
+        say("load")
+        usable = device if device in backend.devices() else None
+        model = backend.load(self.checkpoint.config, self.checkpoint.parameters(), dtype, usable)
+
+        say("logits and taps")
+        found = model.activations(p.tokens_BT, p.mask_BT)
+        taps = [compare(name, found[name], array, dtype) for name, array in reference.activations.items()]
+        self._add(model, "logits", taps[-1:], (found["logits"], reference.activations["logits"]))
+        self._add(model, "taps", taps)
+        del found
+
+        say("gradients")
+        loss, gradients = model.loss_and_gradients(p.tokens_BT, p.targets_BT, attention_mask=p.mask_BT)
+        self._add(model, "loss", [compare("loss", np.array(loss), np.array(reference.loss), dtype)])
+        self._add(model, "gradients", _by_layer(gradients, reference.gradients, dtype))
+        del gradients
+
+        say("generation")
+        cached = self._extend(model, reference.continued_BT)
+        pair = (cached, reference.continued_logits)
+        self._add(model, "generation", [compare("logits", *pair, dtype)], pair)
+
+        losses = self._train(model, say)
+        curve = [compare(f"loss of step {i}", losses[i], reference.losses[i], dtype) for i in range(self.steps)]
+        # In 32 bits Adam turns the sign of a rounding error into a whole step, so there the losses are judged, and the
+        # weights in float64 alone.
+        weights = _by_layer(model.parameters(), reference.weights, dtype) if dtype == "float64" else []
+        self._add(model, "training", curve + weights)
+
+    def _add(
+        self,
+        model: Model,
+        stage: str,
+        differences: Sequence[Difference],
+        logits: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        config = self.checkpoint.config
+        limit = MARGINS[stage] * expected_noise(config, self.probe.tokens_BT.shape[1], model.dtype)
+        over = [d for d in differences if not d.relative <= limit]
+        shown = worst(differences)
+        if over and stage == "taps":
+            shown = over[0]
+            if self.report.first_divergence is None:
+                self.report.first_divergence = f"{shown.name} of {model.backend} in {model.dtype}"
+        top1, near_ties, positions = (None, None, None) if logits is None else count_top1(*logits, limit)
+        self.report.stages.append(
+            StageResult(
+                dtype=model.dtype,
+                stage=stage,
+                backend=model.backend,
+                verdict="different" if over else "same",
+                error=shown.absolute,
+                relative=shown.relative,
+                ulps=shown.ulps,
+                limit=limit,
+                where=shown.name,
+                place=shown.place,
+                compared=len(differences),
+                top1=top1,
+                near_ties=near_ties,
+                positions=positions,
+            )
+        )
+
+    def _continue(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
+        """The probe with a greedy continuation, uncached: what every cached run must reproduce."""
+        p = self.probe
+        limit = self.checkpoint.config.position_limit
+        room = NEW_TOKENS if limit is None else min(NEW_TOKENS, limit - int(p.mask_BT.sum(1).max()))
+        if not p.mask_BT[:, -1].all():
+            room = 0  # padding on the right: nothing to continue
+        continued_BT = model.generate(p.tokens_BT, room, attention_mask=p.mask_BT, use_cache=False)
+        return continued_BT, self._mask(continued_BT)
+
+    def _mask(self, continued_BT: np.ndarray) -> np.ndarray:
+        extra = continued_BT.shape[1] - self.probe.mask_BT.shape[1]
+        return np.pad(self.probe.mask_BT, ((0, 0), (0, extra)), constant_values=True)
+
+    def _extend(self, model: Model, continued_BT: np.ndarray) -> np.ndarray:
+        """Logits of the continued probe through the cache, in chunks."""
+        B, T = continued_BT.shape
+        mask_BT = self._mask(continued_BT)
+        cache = model.new_cache(B, T)
+        pieces = []
+        for size in _chunk_sizes(T, self.probe.tokens_BT.shape[1] // 2):
+            end = cache.filled + size
+            pieces.append(model.extend(cache, continued_BT[:, cache.filled : end], mask_BT[:, :end]))
+        return np.concatenate(pieces, axis=1)
+
+    def _train(self, model: Model, say: Progress) -> np.ndarray:
+        p = self.probe
+        trainer = model.trainer(TRAINING)
+        losses = []
+        for step in range(self.steps):
+            say(f"AdamW step {step + 1} of {self.steps}")
+            losses.append(trainer.step(p.tokens_BT, p.targets_BT, attention_mask=p.mask_BT).loss)
+        return np.array(losses)
+
+    def _teller(self, dtype: str, name: str) -> Progress:
+        return lambda text: self.progress(f"{dtype} {name}: {text}")
+
+
+def count_top1(candidate: np.ndarray, reference: np.ndarray, limit: float) -> tuple[int, int, int]:
+    """Positions with the same largest logit, positions where it differs within the limit (near ties), and all.
+
+    limit: relative to the largest logit.
+    """
+    chosen, expected = candidate.argmax(-1), reference.argmax(-1)
+    lost = reference.max(-1) - np.take_along_axis(reference, chosen[..., None], axis=-1)[..., 0]
+    same = chosen == expected
+    near = ~same & (lost <= 2 * limit * np.abs(reference).max())
+    return int(same.sum()), int(near.sum()), same.size
+
+
+def _chunk_sizes(total: int, first: int) -> Iterable[int]:
+    done = 0
+    for size in (max(1, first), *CHUNKS, *([1] * total)):
+        size = min(size, total - done)
+        if size == 0:
+            return
+        done += size
+        yield size
+
+
+def _by_layer(found: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], dtype: str) -> list[Difference]:
+    scales = layer_scales(reference)
+    return [compare(name, found[name], array, dtype, scales[name]) for name, array in reference.items()]

@@ -1,0 +1,344 @@
+"""The command line: a thin layer over the Python API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import samelogits
+from samelogits.backend import DTYPES, backend_names
+from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
+from samelogits.checkpoints.atomic import atomic_file
+from samelogits.errors import InputError, SamelogitsError
+
+DEFAULT_MODEL = "shakespeare"
+SAME, DIFFERENT, BAD_INPUT, NOT_PROVEN = 0, 1, 2, 3
+
+MODEL_HELP = (
+    "a Hugging Face or canonical folder, a .gguf file, hf://owner/name, random:<preset>, or a shipped model "
+    f"({', '.join(shipped_models()) or 'none'})"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 same, 1 different, 2 bad input or usage, 3 not proven."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except SamelogitsError as error:
+        return _fail(str(error))
+    except BrokenPipeError:  # the reader of the output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SAME
+    except MemoryError:
+        return _fail("memory: expected enough for the model, found too little")
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(message: str) -> int:
+    print("samelogits: error: " + " ".join(message.split()), file=sys.stderr)
+    return BAD_INPUT
+
+
+def _check(options: argparse.Namespace) -> int:
+    from samelogits.checking.check import check
+
+    checkpoint = open_checkpoint(options.model)
+    report = check(
+        checkpoint,
+        backends=options.backends,
+        tokens=_tokens(options, checkpoint) if options.tokens or options.prompt is not None else None,
+        dtypes=options.dtypes or ("float64", "float32"),
+        device=options.device,
+        steps=options.steps,
+        progress=_progress(),
+    )
+    sys.stdout.write(report.to_text())
+    if options.json:
+        with atomic_file(Path(options.json), overwrite=True) as file:
+            file.write(report.to_json().encode())
+    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+
+
+def _logits(options: argparse.Namespace) -> int:
+    checkpoint = open_checkpoint(options.model)
+    tokens = _tokens(options, checkpoint)
+    logits_BTV = samelogits.load(checkpoint, options.backend, options.dtype, options.device).logits(tokens)
+    with atomic_file(Path(options.output), overwrite=True) as file:
+        np.save(file, logits_BTV)
+    largest = np.max(logits_BTV, initial=-np.inf)
+    print(f"{options.output}: {logits_BTV.dtype} {list(logits_BTV.shape)}, largest {largest:.6g}")
+    return SAME
+
+
+def _generate(options: argparse.Namespace) -> int:
+    checkpoint = open_checkpoint(options.model)
+    tokens = _tokens(options, checkpoint)
+    model = samelogits.load(checkpoint, options.backend, options.dtype, options.device)
+    count = 0
+
+    def count_token(new: np.ndarray) -> None:
+        nonlocal count
+        count += 1
+        progress(f"{count} of {options.max_new_tokens} tokens")
+
+    progress = _progress()
+    generated = model.generate(
+        tokens,
+        options.max_new_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        eos_token_id=checkpoint.eos_token_ids or None,
+        on_token=count_token,
+    )
+    progress("")
+    if options.prompt is not None:
+        print(checkpoint.load_tokenizer().decode(generated[0].tolist()))
+    else:
+        for row in generated:
+            print(",".join(map(str, row)))
+    return SAME
+
+
+def _walk(options: argparse.Namespace) -> int:
+    from samelogits.walk import walk
+
+    checkpoint = open_checkpoint(options.model)
+    tokens = _tokens(options, checkpoint)
+    models = [samelogits.load(checkpoint, name, options.dtype) for name in options.backends or ["numpy"]]
+    try:
+        decode = checkpoint.load_tokenizer().decode
+    except InputError:
+        decode = None
+    sys.stdout.write(walk(models, tokens, decode))
+    return SAME
+
+
+def _convert(options: argparse.Namespace) -> int:
+    checkpoint = open_checkpoint(options.model)
+    save_checkpoint(checkpoint, options.output, options.to)
+    print(f"{options.output}: {options.to}, {len(checkpoint.tensors)} tensors from {checkpoint.source}")
+    return SAME
+
+
+def _info(options: argparse.Namespace) -> int:
+    from samelogits.info import describe
+
+    sys.stdout.write(describe(open_checkpoint(options.model), _progress()))
+    return SAME
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from samelogits.doctor import examine
+
+    text, fair = examine()
+    sys.stdout.write(text)
+    return SAME if fair else DIFFERENT
+
+
+def _train(options: argparse.Namespace) -> int:
+    from samelogits.backend import StepResult, get_backend
+    from samelogits.checkpoints import trained_checkpoint
+    from samelogits.parameters import initial_parameters
+    from samelogits.presets import preset
+    from samelogits.schedule import AdamWSettings
+    from samelogits.training import mean_loss, train
+
+    config = preset(options.preset)
+    if config.vocab_size < 256:
+        raise InputError(f"preset: expected a vocabulary of at least 256 for bytes, found {config.vocab_size}")
+    try:
+        ids = np.frombuffer(Path(options.text).read_bytes(), np.uint8).astype(np.int64)
+    except OSError as error:
+        raise InputError(f"{options.text}: cannot be read: {error.strerror}") from error
+    settings = AdamWSettings(
+        learning_rate=options.learning_rate, beta2=0.99, warmup_steps=options.steps // 30, total_steps=options.steps
+    )
+    held_out = len(ids) // 20
+    model = get_backend(options.backend).load(config, initial_parameters(config, options.seed), "float32", None)
+    progress = _progress()
+
+    def show(step: int, result: StepResult) -> None:
+        progress(f"step {step + 1} of {options.steps}: loss {result.loss:.3f}")
+
+    train(model, ids[:-held_out], settings, options.batch_size, options.length, options.seed, show)
+    loss = mean_loss(model, ids[-held_out:], options.length)
+    save_checkpoint(trained_checkpoint(config, model.parameters()), options.output, "canonical")
+    print(f"{options.output}: {loss:.4f} nats a byte on the last {held_out} bytes, which it was not trained on")
+    return SAME
+
+
+def _tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
+    if options.tokens is not None:
+        if options.tokens.endswith(".npy"):
+            try:
+                return np.load(options.tokens, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise InputError(f"{options.tokens}: expected a .npy file of token ids: {error}") from error
+        try:
+            return [[int(part) for part in options.tokens.split(",")]]
+        except ValueError:
+            raise InputError(f"tokens: expected 1,2,3 or FILE.npy, found {options.tokens!r}") from None
+    if options.prompt is None:
+        raise InputError("tokens: expected --prompt TEXT or --tokens 1,2,3|FILE.npy, found neither")
+    return [checkpoint.load_tokenizer().encode(options.prompt)]
+
+
+def _progress() -> Callable[[str], None]:
+    """Long work's present line on standard error: rewritten in place on a terminal, otherwise a line each."""
+    terminal = sys.stderr.isatty()
+
+    def show(text: str) -> None:
+        if terminal:
+            sys.stderr.write("\r\x1b[K" + text)
+        elif text:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    return show
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="samelogits",
+        description="Proves that implementations of a language model are the same function. Exit status: 0 same (or "
+        "done), 1 different, 2 bad input or usage, 3 not proven.",
+    )
+    parser.add_argument("--version", action="version", version=f"samelogits {samelogits.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, example: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=help, description=help[0].upper() + help[1:] + ".", epilog=f"example: samelogits {example}"
+        )
+        added.set_defaults(run=run)
+        return added
+
+    def add_input(to: argparse.ArgumentParser) -> None:
+        group = to.add_mutually_exclusive_group()
+        group.add_argument("--prompt", metavar="TEXT", help="text, by the checkpoint's own tokenizer")
+        group.add_argument("--tokens", metavar="1,2,3|FILE.npy", help="token ids: one row, or an array [batch, time]")
+
+    def add_backend(to: argparse.ArgumentParser) -> None:
+        names = ", ".join(backend_names())
+        to.add_argument("--backend", default="torch", help=f"{names} or module:object (default torch)")
+        to.add_argument("--dtype", default="float32", choices=DTYPES)
+        to.add_argument("--device", help="cpu, cuda:0, ... (default: the backend's first)")
+
+    check = command(
+        "check",
+        _check,
+        "run the implementations on the same weights and compare all they compute",
+        "check --json report.json",
+    )
+    check.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default {DEFAULT_MODEL})")
+    check.add_argument("--backends", type=_names, metavar="A,B", help="which to compare (default: all installed)")
+    check.add_argument("--dtypes", type=_names, metavar="A,B", help="default float64,float32")
+    check.add_argument("--device", help="for the backends that have it; the others run on their first")
+    check.add_argument("--steps", type=_count, default=10, help="AdamW steps (default 10)")
+    check.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    add_input(check)
+
+    logits = command(
+        "logits",
+        _logits,
+        "compute logits and write them as a .npy file",
+        "logits shakespeare --prompt 'To be' -o logits.npy",
+    )
+    logits.add_argument("model", help=MODEL_HELP)
+    add_backend(logits)
+    add_input(logits)
+    logits.add_argument("-o", "--output", required=True, metavar="OUT.npy")
+
+    generate = command(
+        "generate", _generate, "continue a prompt", "generate shakespeare --prompt 'ROMEO:' --temperature 0.8 --seed 1"
+    )
+    generate.add_argument("model", help=MODEL_HELP)
+    add_backend(generate)
+    add_input(generate)
+    generate.add_argument("--max-new-tokens", type=_count, default=64, metavar="N")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
+    generate.add_argument("--top-k", type=int, metavar="K")
+    generate.add_argument("--top-p", type=float, metavar="P")
+    generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R")
+    generate.add_argument("--seed", type=int, default=0)
+
+    walk = command(
+        "walk",
+        _walk,
+        "show the data's way from token ids to next-token probabilities",
+        "walk shakespeare --prompt 'To be'",
+    )
+    walk.add_argument("model", help=MODEL_HELP)
+    walk.add_argument(
+        "--backend", "--backends", dest="backends", type=_names, metavar="A,B", help="side by side (default numpy)"
+    )
+    walk.add_argument("--dtype", default="float32", choices=DTYPES)
+    add_input(walk)
+
+    convert = command(
+        "convert", _convert, "write a checkpoint in another format", "convert model.gguf --to huggingface -o folder"
+    )
+    convert.add_argument("model", help=MODEL_HELP)
+    convert.add_argument("--to", required=True, choices=("canonical", "huggingface"))
+    convert.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new or empty folder")
+
+    info = command("info", _info, "describe a checkpoint and count odd values in its weights", "info shakespeare")
+    info.add_argument("model", help=MODEL_HELP)
+
+    command(
+        "doctor", _doctor, "show versions, devices and precision, and what would make a comparison unfair", "doctor"
+    )
+
+    train = command(
+        "train", _train, "train a small byte-level model on a text", "train llama-tiny --text input.txt -o folder"
+    )
+    train.add_argument("preset", help="architecture with a vocabulary of at least 256: llama-tiny, seed-relu, ...")
+    train.add_argument("--text", required=True, metavar="FILE")
+    train.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    train.add_argument("--backend", default="torch", help=", ".join(backend_names()))
+    train.add_argument("--steps", type=_positive, default=3000)
+    train.add_argument("--batch-size", type=_positive, default=16)
+    train.add_argument("--length", type=_positive, default=128, help="tokens a row")
+    train.add_argument("--learning-rate", type=float, default=3e-3)
+    train.add_argument("--seed", type=_count, default=0)
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_count.__name__ = "whole number"  # argparse shows it: invalid whole number value
+_positive.__name__ = "positive whole number"
+
+if __name__ == "__main__":
+    sys.exit(main())
