@@ -20,9 +20,11 @@
                         first (the first call, compilation included), median, min, max,
                         ratio, ratio_min, ratio_max (to the reference, within a round; ratio is the median)
         derived         product_gflops (512 x 768 x 3072), forward_gflops, forward_share_of_product, tokens_per_second
-    acceptance          the promise on NumPy's forward pass: dtype, ratio, limit, met (null: not measured)
+    acceptance          the promise on NumPy's forward pass: dtype, ratio, limit, met (null: this run isn't its)
 
 Measures: forward, train (one AdamW step), generate (greedy, with a cache), load (from the folder to the logits of one
 token, so that lazy reading counts), product (a float32 matrix product), and the process's peak memory after importing,
-loading and one forward pass, and, in a process of its own, after two training steps. All of it is on the CPU.
+loading and one forward pass, and, in a process of its own, after two training steps; mapped pages of the weights' file
+count. All of it is on the CPU, with equal threads: the OpenMP, OpenBLAS and MKL variables, torch.set_num_threads, and
+for JAX, which has no setting, NPROC, which its thread pool reads.
 """

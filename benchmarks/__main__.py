@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.plan import TIMED, BenchmarkError, Plan
 from benchmarks.plot import plot, read_result
@@ -28,6 +29,13 @@ exit status: 0 measured, 1 a subject differs from the reference or failed, 2 bad
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BenchmarkError(message)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -42,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m benchmarks",
         description="Measure the three implementations and their peers on the same weights, and compare by ratio.",
         epilog=EXAMPLES,
@@ -81,7 +89,7 @@ def _measure(arguments: list[str]) -> int:
 
 
 def _plot(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m benchmarks plot",
         description="Draw the chart of a run, as SVG and PNG, beside its JSON file.",
         epilog="example: python -m benchmarks plot benchmark.json",

@@ -81,7 +81,7 @@ def plot(result: dict[str, Any], stem: Path) -> list[Path]:
                 fontsize=9, color=FAINT, bbox=BLANK,
             )  # fmt: skip
         ax.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
-        ax.set(xlim=(0, 1.35 * largest), ylim=(len(measured) - 0.4, -0.6))
+        ax.set(xlim=(0, 1.5 * largest), ylim=(len(measured) - 0.4, -0.6))
 
     left = 0.13
     model = MODELS.get(p["preset"], p["preset"])

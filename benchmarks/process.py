@@ -17,7 +17,7 @@ class SubjectError(RuntimeError):
 
 
 class Process:
-    """A running worker. Close it, or use it in a with statement."""
+    """A running worker, to be closed."""
 
     def __init__(self, name: str, threads: int, scratch: Path):
         self.name = name

@@ -158,7 +158,8 @@ class _Phase:
             self.records[name]["measures"][measure] = facts
 
     def _sample(self, measure: str, name: str, process: Process) -> None:
-        time.sleep(SETTLE_SECONDS)
+        if self.plan.threads > 1:
+            time.sleep(SETTLE_SECONDS)
         self._samples(name, measure).append(process.ask("time", measure=measure)["seconds"])
 
     def _samples(self, name: str, measure: str) -> list[float]:

@@ -16,6 +16,9 @@ from benchmarks.plan import ADAMW
 class Subject(abc.ABC):
     """One implementation on the CPU, in float32. Token ids are int64 [B, T]."""
 
+    model: Any = None
+    trainer: Any = None  # what steps are taken with, made at the first
+
     @abc.abstractmethod
     def versions(self) -> dict[str, str]:
         """What it is made of, for the record."""
@@ -56,7 +59,8 @@ class Samelogits(Subject):
     def versions(self) -> dict[str, str]:
         from samelogits import __version__
 
-        return {"samelogits": __version__, **self.backend.describe()}
+        facts = self.backend.describe()
+        return {"samelogits": __version__, self.backend.name: facts.pop("version"), **facts}
 
     def load(self, folder: str) -> None:
         import samelogits
@@ -93,7 +97,7 @@ class Transformers(Subject):
         return {"transformers": self.transformers.__version__, "torch": self.torch.__version__, "attention": "sdpa"}
 
     def load(self, folder: str) -> None:
-        self.model = self.optimizer = None
+        self.model = self.trainer = None
         self.model = self.transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=self.torch.float32, attn_implementation="sdpa"
         )
@@ -104,20 +108,20 @@ class Transformers(Subject):
 
     def step(self, ids_BT: np.ndarray, targets_BT: np.ndarray) -> float:
         torch, parameters = self.torch, list(self.model.parameters())
-        if self.optimizer is None:
+        if self.trainer is None:
             self.model.train()
             groups = [
                 {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": ADAMW.weight_decay},
                 {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
             ]
             betas = (ADAMW.beta1, ADAMW.beta2)
-            self.optimizer = torch.optim.AdamW(groups, lr=ADAMW.learning_rate, betas=betas, eps=ADAMW.eps)
+            self.trainer = torch.optim.AdamW(groups, lr=ADAMW.learning_rate, betas=betas, eps=ADAMW.eps)
         logits_BTV = self.model(torch.tensor(ids_BT), use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), torch.tensor(targets_BT).flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, ADAMW.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.trainer.step()
+        self.trainer.zero_grad(set_to_none=True)
         return loss.item()
 
     def generate(self, ids_BT: np.ndarray, new_tokens: int) -> np.ndarray:

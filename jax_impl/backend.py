@@ -15,6 +15,7 @@ from jax import Array
 from jax_impl.cache import Cache
 from jax_impl.decoder import Decoder
 from jax_impl.loss import language_model_loss
+from jax_impl.native import linear
 from jax_impl.optimizer import AdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
@@ -25,7 +26,7 @@ from samelogits.taps import Tap
 _DTYPES = ("float64", "float32", "bfloat16")
 
 
-def scoped(method: Callable[..., Any]) -> Callable[..., Any]:
+def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
     """Run a method with 64-bit types on and on the model's device, the caller's settings untouched."""
 
     @functools.wraps(method)
@@ -45,7 +46,7 @@ class JaxModel(Model):
         self.config, self.dtype, self.device = config, dtype, device
         self._build(parameters)
 
-    @scoped
+    @_scoped
     def _build(self, parameters: Mapping[str, np.ndarray]) -> None:
         self.decoder = Decoder(self.config, lambda name: self.from_numpy(parameters[name]))
 
@@ -53,7 +54,7 @@ class JaxModel(Model):
         """A copy on the device, in the model's dtype."""
         return jnp.array(array, dtype=self.dtype)  # differs: copies
 
-    @scoped
+    @_scoped
     def to_numpy(self, array: Array) -> np.ndarray:
         wide = array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array
         return np.array(wide)
@@ -61,19 +62,19 @@ class JaxModel(Model):
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value[...]) for name, value in self._named().items()}
 
-    @scoped
+    @_scoped
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         return Cache(self.config, batch_size, capacity, self.dtype)
 
-    @scoped
+    @_scoped
     def run_forward(self, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
         return self.decoder(self._place(batch), cache, tap)
 
-    @scoped
+    @_scoped
     def run_loss(self, batch: Batch, targets: Targets) -> float:
         return float(language_model_loss(self.decoder, self._place(batch), targets.convert(jnp.asarray)))
 
-    @scoped
+    @_scoped
     def run_gradients(self, batch: Batch, targets: Targets) -> tuple[float, dict[str, Array]]:
         placed, converted = self._place(batch), targets.convert(jnp.asarray)
         loss, gradients = nnx.value_and_grad(language_model_loss)(self.decoder, placed, converted)
@@ -82,7 +83,7 @@ class JaxModel(Model):
     def export_gradients(self, gradients: dict[str, Array]) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value) for name, value in gradients.items()}
 
-    @scoped
+    @_scoped
     def new_optimizer(self, settings: AdamWSettings) -> AdamW:
         return AdamW(self._named(), settings)
 
@@ -122,7 +123,7 @@ class JaxBackend:
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
         with jax.default_device(_find_device(device or self.devices()[0])):
-            return np.array(jnp.asarray(a) @ jnp.asarray(b))
+            return np.array(linear(jnp.asarray(a[None]), jnp.asarray(b.T), None)[0])
 
     def load(
         self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None

@@ -8,6 +8,7 @@ import numpy as np
 from numpy_reference.cache import Cache
 from numpy_reference.decoder import Decoder
 from numpy_reference.loss import language_model_loss
+from numpy_reference.native import linear
 from numpy_reference.optimizer import AdamW
 from numpy_reference.tape import Array, Tape
 from samelogits.backend import Model, check_request
@@ -84,7 +85,7 @@ class NumpyBackend:
         return {"version": np.__version__, "BLAS": f"{blas['name']} {blas['version']}"}
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
-        return np.asarray(a @ b)
+        return np.asarray(linear(a[None], b.T, None)[0])
 
     def load(
         self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None

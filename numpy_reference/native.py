@@ -60,7 +60,7 @@ def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None) -> Array:
         d_bias_O = None if bias_O is None else d_RO.sum(axis=0)
         return (d_RO @ weight_OI).reshape(x_BTI.shape), d_RO.T @ x_RI, d_bias_O
 
-    return record(y_RO.reshape(*x_BTI.shape[:-1], -1), (x_BTI, weight_OI, bias_O), backward)
+    return record(y_RO.reshape(*x_BTI.shape[:-1], len(weight_OI)), (x_BTI, weight_OI, bias_O), backward)
 
 
 def split_heads(x_BTE: Array, n_heads: int) -> Array:
@@ -100,7 +100,7 @@ def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
     def backward(d_BNTS: Array) -> Sequence[Array | None]:
         d_BKXS = d_BNTS.reshape(scores_BKXS.shape) * scale
         d_k_BKSH = d_BKXS.swapaxes(-1, -2) @ q_BKXH
-        return _ungroup(d_BKXS @ k_BKSH, T), d_k_BKSH.transpose(0, 2, 1, 3)
+        return _ungroup(d_BKXS @ k_BKSH, N), d_k_BKSH.transpose(0, 2, 1, 3)
 
     return record(scores_BKXS.reshape(B, N, T, S), (q_BTNH, k_BSKH), backward)
 
@@ -134,7 +134,7 @@ def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
         d_v_BKSH = weights_BKXS.swapaxes(-1, -2) @ d_BKXH
         return (d_BKXH @ v_BKSH.swapaxes(-1, -2)).reshape(B, N, T, S), d_v_BKSH.transpose(0, 2, 1, 3)
 
-    return record(_ungroup(weights_BKXS @ v_BKSH, T), (weights_BNTS, v_BSKH), backward)
+    return record(_ungroup(weights_BKXS @ v_BKSH, N), (weights_BNTS, v_BSKH), backward)
 
 
 def layer_norm(x_BTD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
@@ -230,11 +230,11 @@ def _group(x_BTNH: Array, n_kv_heads: int) -> Array:
     return x_BKGTH.reshape(B, n_kv_heads, N // n_kv_heads * T, H)
 
 
-def _ungroup(x_BKXH: Array, n_queries: int) -> Array:
+def _ungroup(x_BKXH: Array, n_heads: int) -> Array:
     """[B, K, G * T, H] back to [B, T, K * G, H]."""
     B, K, X, H = x_BKXH.shape
-    x_BKGTH = x_BKXH.reshape(B, K, X // max(n_queries, 1), n_queries, H)
-    return x_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, n_queries, -1, H)
+    G = n_heads // K
+    return x_BKXH.reshape(B, K, G, X // G, H).transpose(0, 3, 1, 2, 4).reshape(B, X // G, n_heads, H)
 
 
 def _normal_cdf(x: Array) -> Array:

@@ -8,6 +8,10 @@ def pytest_configure(config):
     absent = [reason for name in ladder.required() if (reason := ladder.absent(name))]
     if absent:
         raise pytest.UsageError(f"SAMELOGITS_REQUIRE: {', '.join(absent)}")
+    if ladder.absent("torch") is None:
+        import torch
+
+        torch.set_num_threads(1)  # these products are so small that threads wait longer for each other than they work
     if ladder.absent("jax") is None:
         import jax
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TRIAL = (
-    "--preset llama-tiny --rounds 1 --threads 1 --forward-tokens 24 --train-tokens 16 --prompt-tokens 8 --new-tokens 4"
-).split()
+SIZES = {"forward-tokens": 24, "train-tokens": 16, "prompt-tokens": 8, "new-tokens": 4, "rounds": 1, "threads": 1}
+TRIAL = ["--preset", "llama-tiny", *(f"--{name}={value}" for name, value in SIZES.items())]
 TIMED = {"forward", "train", "generate", "load", "product"}
 MEMORY = {"memory_import", "memory_load", "memory_forward", "memory_train"}
 OURS = {"torch", "jax", "numpy"}
@@ -74,12 +73,31 @@ def test_every_subject_is_measured_as_the_same_function_or_says_why_not(trial):
     assert all(result["subjects"][name]["status"] == "skipped" for name in PEERS_NEVER_HERE)
 
 
-def test_the_promise_on_numpy_is_judged_by_ratio_and_dtype(trial):
+@pytest.mark.parametrize(
+    ("dtype", "seconds", "tokens", "met"),
+    [
+        ("float32", 1.5, 512, True),
+        ("float32", 1.6, 512, False),
+        ("float64", 1.0, 512, False),
+        ("float32", 1.0, 24, None),
+    ],
+)
+def test_the_promise_on_numpy_is_judged_by_ratio_and_dtype(trial, monkeypatch, dtype, seconds, tokens, met):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.plan import Plan
+    from benchmarks.report import summarize, table
+
     result = json.loads(trial[0].read_text())
-    acceptance = result["acceptance"]
-    assert acceptance["ratio"] == result["subjects"]["numpy"]["measures"]["forward"]["ratio"]
-    assert acceptance["met"] == (acceptance["ratio"] <= 1.5)
-    assert acceptance["promise"] in trial[1]
+    del result["parameters"]["config"]
+    plan = Plan.from_dict(result["parameters"] | {"preset": "gpt2", "forward_tokens": tokens})
+    result["subjects"]["numpy"]["logits_dtype"] = dtype
+    result["subjects"]["torch"]["measures"]["forward"]["samples"] = [1.0]
+    result["subjects"]["numpy"]["measures"]["forward"]["samples"] = [seconds]
+    judged = summarize(result, plan)
+    assert judged["acceptance"]["dtype"] == dtype
+    assert judged["acceptance"]["ratio"] == seconds
+    assert judged["acceptance"]["met"] is met
+    assert judged["acceptance"]["promise"] in table(judged)
 
 
 def test_a_subject_with_other_weights_is_caught_and_not_timed(tmp_path):
@@ -112,6 +130,7 @@ def test_the_chart_is_drawn_from_the_file_alone(trial):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--rounds", "0"], "argument --rounds: expected a whole number of at least 1, found '0'"),
         (["--subjects", "numpy"], "subjects: expected torch among them, as the reference of every ratio"),
         (["--spoil", "torch"], "spoil: expected a subject other than torch, found 'torch'"),
         (["--forward-tokens", "2000"], "tokens: expected at most the 1024 positions of gpt2, found 2000"),

@@ -1,7 +1,5 @@
 """The fourth rung: the loss and the gradient of every parameter."""
 
-from dataclasses import replace
-
 import ladder
 import numpy as np
 import pytest
@@ -35,15 +33,10 @@ def test_loss_is_the_one_of_the_gradients(place, config):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_nan_where_rows_see_nothing(place, dtype):
-    """Half of each row is padding, on the left: K01 in the whole decoder, backward."""
-    if dtype not in place.dtypes():
-        pytest.skip(f"{place.backend} has no {dtype}")
-    model = ladder.load(LLAMA, place, dtype)
-    loss, gradients = model.loss_and_gradients(
-        ladder.tokens(LLAMA), ladder.targets(LLAMA), attention_mask=ladder.MASKS["left"]
-    )
+def test_no_nan_where_rows_see_nothing(place):
+    """K01 in the whole decoder, backward, in the narrowest dtype (float64 is above, float32 in test_training)."""
+    model = ladder.load(LLAMA, place, place.dtypes()[-1])
+    loss, gradients = model.loss_and_gradients(ladder.tokens(LLAMA), ladder.targets(LLAMA), attention_mask=ladder.LEFT)
     assert np.isfinite(loss)
     for name, gradient in gradients.items():
         assert gradient.dtype == np.float32, name
@@ -52,8 +45,7 @@ def test_no_nan_where_rows_see_nothing(place, dtype):
 
 
 def test_unread_embeddings_take_no_gradient(place):
-    config = replace(UNKIND, n_layers=1)
-    gradient = ladder.load(config, place).loss_and_gradients([[1, 2]], [[2, 3]])[1]
-    rows = np.flatnonzero(gradient["model.embed_tokens.weight"].any(axis=1))
-    assert rows.tolist() == [1, 2]
-    assert np.flatnonzero(gradient["model.embed_positions.weight"].any(axis=1)).tolist() == [0, 1]
+    ids = ladder.tokens(UNKIND) % 2 + 4
+    gradient = ladder.load(UNKIND, place).loss_and_gradients(ids, ladder.targets(UNKIND))[1]
+    assert np.flatnonzero(gradient["model.embed_tokens.weight"].any(axis=1)).tolist() == [4, 5]
+    assert np.flatnonzero(gradient["model.embed_positions.weight"].any(axis=1)).tolist() == list(range(7))

@@ -48,6 +48,16 @@ def test_shards(llama: Callable[..., Path]) -> None:
     assert_same(open_checkpoint(folder).tensors, llama_parameters())
 
 
+def test_a_tensor_in_two_shards_is_refused(llama: Callable[..., Path]) -> None:
+    folder = llama()
+    where = shard(folder)
+    arrays = llama_parameters()
+    other = next(file for file in where.values() if file != where[E])
+    names = [name for name, file in where.items() if file == other]
+    write_arrays(folder / other, {name: arrays[name] for name in [*names, E]})
+    assert_refused(folder, f"{E}: in {other}")
+
+
 @pytest.mark.parametrize("where", [None, [], {}, {"a": 1}, {"a": ["b.safetensors"]}])
 def test_index_without_a_weight_map(where: object, llama: Callable[..., Path]) -> None:
     folder = llama()

@@ -33,8 +33,12 @@ LAYERS = {
 
 @pytest.mark.parametrize(
     ("layer", "config"),
-    [pytest.param(layer, config, id=f"{layer}-{name}") for layer, kinds in LAYERS.items() for name, config in kinds.items()],
-)  # fmt: skip
+    [
+        pytest.param(layer, config, id=f"{layer}-{name}")
+        for layer, kinds in LAYERS.items()
+        for name, config in kinds.items()
+    ],
+)
 def test_layer(place, layer, config):
     ladder.check_layer(place, config, layer)
 

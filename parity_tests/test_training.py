@@ -84,11 +84,12 @@ def test_bfloat16_is_refused(name):
 def test_float32_training_follows_float64(place):
     """Ten steps in float32 from the same start. Adam's first step is lr x sign(g) whatever the size of g, so an element
     whose gradient is rounding noise may part by lr a step: the median says that both are one path."""
+    ids, wanted = ladder.tokens(UNKIND), ladder.targets(UNKIND)
     found, expected = ({}, {})
     for dtype, place_of, into in (("float32", place, found), ("float64", ladder.cpu("numpy"), expected)):
         model = ladder.load(UNKIND, place_of, dtype)
         trainer = model.trainer(SETTINGS)
-        losses = [trainer.step(ladder.tokens(UNKIND), ladder.targets(UNKIND)).loss for _ in range(10)]
+        losses = [trainer.step(ids, wanted, attention_mask=ladder.LEFT).loss for _ in range(10)]
         into.update(model.parameters(), losses=np.array(losses))
     # 1e-5: a hundred roundings of float32 in a loss of order 1.
     ladder.assert_close(found.pop("losses"), expected.pop("losses"), 1e-5, "losses")

@@ -10,6 +10,7 @@ from torch import Tensor
 from pytorch_impl.cache import Cache
 from pytorch_impl.decoder import Decoder
 from pytorch_impl.loss import language_model_loss
+from pytorch_impl.native import linear
 from pytorch_impl.optimizer import AdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
@@ -42,7 +43,8 @@ class TorchModel(Model):
         return {name: self.to_numpy(value) for name, value in self.decoder.named_parameters()}
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
-        return Cache(self.config, batch_size, capacity, _DTYPES[self.dtype], self.device)
+        with torch.device(self.device):
+            return Cache(self.config, batch_size, capacity, _DTYPES[self.dtype])
 
     @torch.no_grad()
     def run_forward(self, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
@@ -95,7 +97,7 @@ class TorchBackend:
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
         place = device or self.devices()[0]
-        return (torch.tensor(a, device=place) @ torch.tensor(b, device=place)).cpu().numpy()
+        return linear(torch.tensor(a[None], device=place), torch.tensor(b.T, device=place), None)[0].cpu().numpy()
 
     def load(
         self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None

@@ -9,10 +9,10 @@ from samelogits.config import DecoderConfig
 class Cache:
     """keys, values: one [B, capacity, K, H] a layer. filled: tokens held; the rest is zero and never visible."""
 
-    def __init__(self, config: DecoderConfig, batch_size: int, capacity: int, dtype: torch.dtype, device: str):
+    def __init__(self, config: DecoderConfig, batch_size: int, capacity: int, dtype: torch.dtype):
         shape = (batch_size, capacity, config.n_kv_heads, config.d_head)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers)]
+        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.n_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(config.n_layers)]
         self.capacity = capacity
         self.filled = 0
 

@@ -40,7 +40,7 @@ class Backend(Protocol):
         ...
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
-        """A float32 product as this framework computes it, for the precision probe."""
+        """The float32 product a @ b by the operation that the decoder uses, for the precision probe."""
         ...
 
     def load(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ def _check(options: argparse.Namespace) -> int:
     from samelogits.checking.check import check
 
     checkpoint = open_checkpoint(options.model)
+    progress = _progress()
     report = check(
         checkpoint,
         backends=options.backends,
@@ -60,8 +63,9 @@ def _check(options: argparse.Namespace) -> int:
         dtypes=options.dtypes or ("float64", "float32"),
         device=options.device,
         steps=options.steps,
-        progress=_progress(),
+        progress=progress,
     )
+    progress("")
     sys.stdout.write(report.to_text())
     if options.json:
         with atomic_file(Path(options.json), overwrite=True) as file:
@@ -166,7 +170,7 @@ def _train(options: argparse.Namespace) -> int:
     settings = AdamWSettings(
         learning_rate=options.learning_rate, beta2=0.99, warmup_steps=options.steps // 30, total_steps=options.steps
     )
-    held_out = len(ids) // 20
+    held_out = min(len(ids) // 20, 50_000)
     model = get_backend(options.backend).load(config, initial_parameters(config, options.seed), "float32", None)
     progress = _progress()
 
@@ -197,15 +201,18 @@ def _tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
 
 
 def _progress() -> Callable[[str], None]:
-    """Long work's present line on standard error: rewritten in place on a terminal, otherwise a line each."""
+    """Long work's present line on standard error: rewritten in place on a terminal, otherwise one every few seconds."""
     terminal = sys.stderr.isatty()
+    last = -math.inf
 
     def show(text: str) -> None:
+        nonlocal last
         if terminal:
             sys.stderr.write("\r\x1b[K" + text)
-        elif text:
-            sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+            sys.stderr.flush()
+        elif text and time.monotonic() - last > 5:
+            last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
 
     return show
 

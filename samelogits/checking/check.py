@@ -174,6 +174,11 @@ class _Runner:
         pair = (cached, reference.continued_logits)
         self._add(model, "generation", [compare("logits", *pair, dtype)], pair)
 
+        if self.steps == 0:
+            self.report.stages.append(
+                StageResult(dtype, "training", backend.name, "skipped", reason="no steps asked for")
+            )
+            return
         losses = self._train(model, say)
         curve = [compare(f"loss of step {i}", losses[i], reference.losses[i], dtype) for i in range(self.steps)]
         # In 32 bits Adam turns the sign of a rounding error into a whole step, so there the losses are judged, and the

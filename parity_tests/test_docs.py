@@ -1,0 +1,202 @@
+"""The documents say what is so: quoted code, examples, walks, commands, extras, sessions and links."""
+
+import argparse
+import dataclasses
+import doctest
+import re
+import shlex
+import textwrap
+import tomllib
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from samelogits.backend import installed_backends
+from samelogits.checkpoints import shipped_models
+from samelogits.cli import _parser, main
+from samelogits.parameters import parameter_shapes
+from samelogits.presets import preset
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+
+
+def blocks(text, language):
+    """Bodies of the fenced blocks in this language."""
+    return [body for found, body in FENCE.findall(text) if found == language]
+
+
+def unquoted(text, root):
+    """Quoted blocks that don't stand in the file of their first line, `# <file>`; they may be moved left as a whole."""
+    faults = []
+    for body in blocks(text, "python"):
+        title, _, quoted = body.partition("\n")
+        if match := re.fullmatch(r"# (\w+/[\w/]+\.py)", title):
+            path = root / match[1]
+            source = path.read_text() if path.is_file() else ""
+            if not quoted or not any(textwrap.indent(quoted, " " * n) in source for n in (0, 4, 8)):
+                faults.append(f"{match[1]}: {quoted[:80]!r}")
+        elif title != "# example":
+            faults.append(f"expected a first line `# file.py` or `# example`, found {title!r}")
+    return faults
+
+
+def wrong_walks(text, walk):
+    """Numbered excerpts that don't stand in the output of the walk."""
+    return [body for body in blocks(text, "text") if re.match(r"\[\d+\] ", body) and body not in walk]
+
+
+def command_lines(text):
+    """Every line of a shell block that runs samelogits, as its arguments."""
+    lines = [line for body in blocks(text, "sh") for line in body.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("samelogits ")]
+
+
+def unknown_commands(text, commands):
+    """Names after `samelogits` in code spans that are no command."""
+    return set(re.findall(r"`samelogits ([a-z]\w*)", text)) - set(commands)
+
+
+def slug(heading):
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.replace("`", "").strip().lower()).replace(" ", "-")
+
+
+def broken_links(path):
+    """Relative links of a document whose file or heading isn't there."""
+    faults = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", path.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = unquote(target).partition("#")
+        other = (path.parent / name).resolve() if name else path
+        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", other.read_text()), re.MULTILINE) if other.is_file() else []
+        if not other.exists() or (anchor and anchor not in map(slug, headings)):
+            faults.append(target)
+    return faults
+
+
+def known_commands():
+    """Names of the parser's commands."""
+    [choices] = [action.choices for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return set(choices)
+
+
+@each_document
+def test_quoted_code_stands_in_its_file(path):
+    assert unquoted(path.read_text(), ROOT) == []
+
+
+@each_document
+def test_links_resolve(path):
+    assert broken_links(path) == []
+
+
+@each_document
+def test_shell_lines_are_understood_by_the_command_line(path):
+    for arguments in command_lines(path.read_text()):
+        _parser().parse_args(arguments)  # exits for a command or an option that isn't there
+    assert unknown_commands(path.read_text(), known_commands()) == set()
+
+
+@each_document
+def test_extras_and_sessions_exist(path):
+    text = path.read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {name for group in re.findall(r"(?:\.|samelogits)\[([a-z,]+)\]", text) for name in group.split(",")}
+    assert named <= set(project["optional-dependencies"])
+    nox = (ROOT / "noxfile.py").read_text()
+    sessions = re.findall(r"nox -s ([a-z]+)", text)
+    assert [name for name in sessions if f"@nox.session\ndef {name}(" not in re.sub(r"@nox.param.*\n", "", nox)] == []
+
+
+def test_readme_lists_every_command():
+    rows = re.findall(r"^\| `samelogits (\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(known_commands())
+
+
+def test_readme_shows_a_report():
+    found = re.search(r"<!-- table: samelogits check -->\n```text\n(.*?)```\n<!-- end table -->",
+                      (ROOT / "README.md").read_text(), re.DOTALL)  # fmt: skip
+    assert found, "README.md: expected the report between its two markers"
+    assert re.match(r"samelogits check: \S+\ndecoder: \d+ layers", found[1])
+    assert "float64 against the float64 reference" in found[1]
+    assert re.search(r"^Verdict: same function \(\d+ arrays compared", found[1], re.MULTILINE)
+
+
+def test_readme_example_runs(capsys):
+    [code] = [b for b in blocks((ROOT / "README.md").read_text(), "python") if b.startswith("# example\n")]
+    if "shakespeare" not in shipped_models():
+        code = code.replace('"shakespeare"', '"random:llama-tiny"')  # the same architecture
+    alone = "torch" not in installed_backends()
+    names = {}
+    exec(code.replace('"torch"', '"numpy"') if alone else code, names)
+    assert names["logits_BTV"].shape == (1, 5, 256)
+    assert list(names["activations"])[-1] == "logits"
+    assert names["gradients"].keys() == names["model"].parameters().keys()
+    assert isinstance(names["text"], str)
+    [shown] = re.findall(r"print\(.*\)  # (.*)", code)
+    assert capsys.readouterr().out.strip() == ("not proven None" if alone else shown)
+
+
+@each_document
+def test_sessions_in_the_python_shell_run(path):
+    session = "\n".join(blocks(path.read_text(), "pycon"))
+    test = doctest.DocTestParser().get_doctest(session, {}, path.name, str(path), 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    output = []
+    failed, attempted = runner.run(test, out=output.append)
+    assert failed == 0, "".join(output)
+    assert attempted == path.read_text().count("\n>>> ")
+
+
+def test_tutorial_shows_the_walk(capsys):
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    [walk] = [arguments for arguments in command_lines(text) if arguments[0] == "walk"]
+    assert main(walk) == 0
+    assert len(re.findall(r"^```text\n\[\d+\] ", text, re.MULTILINE)) >= 5
+    assert wrong_walks(text, capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("norm", "placement", "position"), [("layer_norm", "pre", "learned"), ("rms_norm", "post", "none")]
+)
+def test_weight_table_is_that_of_the_code(norm, placement, position):
+    text = (ROOT / "docs" / "weight-format.md").read_text()
+    rows = dict(re.findall(r"^\| `((?:model|lm_head)[\w.{}]*)` \| \(([^)]+)\) \|", text, re.MULTILINE))
+    config = dataclasses.replace(
+        preset("llama-tiny"), norm=norm, norm_placement=placement, position=position, rope_theta=None, n_heads=6,
+        n_kv_heads=3, d_head=10, attention_bias=True, tie_embeddings=False,
+    )  # fmt: skip
+    sizes = {"V": config.vocab_size, "D": config.d_model, "F": config.d_ff, "N": 6, "K": 3, "H": 10}
+    sizes["max_seq_len"] = config.max_seq_len
+    unmet = set(rows)
+    for name, shape in parameter_shapes(config).items():
+        row = re.sub(r"layers\.\d+", "layers.{i}", name)
+        row = row if row in rows else row.rpartition(".")[0]
+        assert (name, eval(f"({rows[row]},)", sizes)[: len(shape)]) == (name, shape)
+        unmet.discard(row)
+    assert len(unmet) == {"pre": 1, "post": 2}[placement], unmet  # rows that this config can't have
+
+
+def test_catches_false_documents(tmp_path):
+    """Negative control: each of the checks above, on a document that is wrong."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.py").write_text("def f():\n    return 1\n")
+    quote = "```python\n# a/b.py\n{}\n```\n"
+    assert unquoted(quote.format("return 1"), tmp_path) == []
+    assert len(unquoted(quote.format("return 2"), tmp_path)) == 1
+    assert len(unquoted(quote.replace("b.py", "c.py").format("return 1"), tmp_path)) == 1
+    assert len(unquoted("```python\nreturn 1\n```\n", tmp_path)) == 1
+    assert wrong_walks("```text\n[2] x\n    numpy  [ 1.1 ]\n```\n", "[2] x\n    numpy  [ 1.0 ]\n")
+    [arguments] = command_lines("```sh\nsamelogits check model --no-such-option\n```\n")
+    with pytest.raises(SystemExit):
+        _parser().parse_args(arguments)
+    assert unknown_commands("`samelogits prove`, `samelogits check`", known_commands()) == {"prove"}
+    document = tmp_path / "d.md"
+    document.write_text("# A `b`\n[x](#a-b) [x](a/b.py) [x](d.md#a-b) [x](gone.md) [x](#gone) [x](https://e.org)\n")
+    assert broken_links(document) == ["gone.md", "#gone"]

@@ -1,0 +1,107 @@
+"""Numbers from public reports at which the usual mistakes of precision show, and dtypes all the way down."""
+
+import formulas
+import ladder
+import numpy as np
+import pytest
+from ladder import UNKIND
+
+ONES_4, ZEROS_4 = np.ones(4), np.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("form", "x", "expected"),
+    # F01: the forms are 1.5e-4 and 4e-4 apart here. PyTorch's float32 GELU is 5e-7 off at -3, its error function being
+    # an approximation.
+    [
+        ("gelu", 1.0, 0.84134475),
+        ("gelu", -3.0, -0.00404969),
+        ("gelu_tanh", 1.0, 0.84119199),
+        ("gelu_tanh", -3.0, -0.00363739),
+    ],
+)
+def test_gelu_forms(place, form, x, expected):
+    ladder.check_number(place, form, [np.full((1, 1, 2), x)], 0, expected, 1e-6)
+
+
+def test_gelu_forms_are_furthest_apart_at_2_7(place):
+    x = np.full((1, 1, 2), 2.7)
+    apart = ladder.apply(place, "gelu", x) - ladder.apply(place, "gelu_tanh", x)
+    ladder.assert_close(np.abs(apart).ravel()[0], 4.73e-4, 5e-7, "apart", scale=1)  # three digits are given
+
+
+# F02: 1e-6 would give 0.5345225. Seven digits of 0.28 are what float32 has.
+def test_layer_norm_eps(place):
+    x = np.array([1.0, -1, 2, -2]).reshape(1, 1, 4) * 1e-3
+    ladder.check_number(place, "layer_norm", [x, ONES_4, ZEROS_4, 1e-5], 0, 0.28284273, 1e-7)
+
+
+# F03: around 100, E[x^2] - E[x]^2 gives -0.1691 in float32. The mean of 100.x is rounded to 4e-6, at a spread of
+# 4.6e-3: a relative 1e-3.
+def test_layer_norm_variance_is_two_pass(place):
+    x = (100 + np.arange(16) * 1e-3).reshape(1, 1, 16)
+    ladder.check_number(place, "layer_norm", [x, np.ones(16), np.zeros(16), 1e-5], 0, -1.3415, 2e-3)
+
+
+def test_layer_norm_around_a_large_mean(place):
+    """64 rows, mean 10, spread 0.1: the fast form is 4.8e-3 off, two passes 1.2e-5."""
+    x = np.float32(10 + 0.1 * np.random.default_rng(3).standard_normal((1, 64, 768))).astype(float)
+    expected = formulas.layer_norm(x, np.ones(768), np.zeros(768), 1e-5)
+    found = ladder.apply(place, "layer_norm", x, np.ones(768), np.zeros(768), 1e-5, dtype="float32")
+    ladder.assert_close(found, expected, 4e-5, "normal", scale=1)
+
+
+# F04: in bfloat16 the normal is rounded before the weight: 1.25; rounded once, after the weight: 1.2421875. Both exact.
+@pytest.mark.parametrize("place", ladder.place_params(["torch", "jax"]))
+def test_rms_norm_rounds_before_the_weight(place):
+    x = np.array([1.0, 2, 3, 5]).reshape(1, 1, 4)
+    ladder.check_number(place, "rms_norm", [x, np.array([1.1, 0.7, 1.3, 0.9]), 1e-6], 2, 1.25, 0, "bfloat16")
+
+
+# F05: outside the root 0.99010. Five decimals are given.
+def test_rms_norm_eps_is_inside_the_root(place):
+    ladder.check_number(place, "rms_norm", [np.full((1, 1, 8), 1e-3), np.ones(8), 1e-5], 0, 0.30151, 5e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_every_activation_keeps_the_dtype(place, config, dtype):
+    """I04: nothing is promoted on the way, neither up nor down."""
+    if dtype not in place.dtypes():
+        pytest.skip(f"{place.backend} has no {dtype}")
+    from samelogits.batch import prepare
+
+    found = {}
+    model = ladder.load(config, place, dtype)
+    batch = prepare(config, ladder.tokens(config), ladder.LEFT)
+    model.run_forward(batch, None, lambda name, value: found.update({name: str(value.dtype).removeprefix("torch.")}))
+    assert set(found.values()) == {dtype}, found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_gradients_keep_the_dtype(place, dtype):
+    model = ladder.load(UNKIND, place, dtype)
+    gradients = model.loss_and_gradients(ladder.tokens(UNKIND), ladder.targets(UNKIND), attention_mask=ladder.LEFT)[1]
+    assert {str(gradient.dtype) for gradient in gradients.values()} == {dtype}
+
+
+def test_float32_products_are_full_precision(place):
+    ladder.check_product(place)
+
+
+def to_tf32(x):
+    """Float32 rounded to TF32's ten bits of mantissa."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x0FFF + ((bits >> 13) & 1)) & 0xFFFFE000).astype(np.uint32).view(np.float32)
+
+
+def test_the_product_tells_tf32_apart():
+    """P01: emulated, it is 6.175251, which is what GPUs were reported to give."""
+    a = np.array([[1.1111111, 2.2222222], [3.3333333, 4.4444444]], np.float32)
+    product = to_tf32(a) @ to_tf32(a).T
+    assert product.ravel()[[0, 1, 3]] == pytest.approx([6.175251, 13.585552, 30.876255], rel=1e-7)
+
+
+def test_activations_far_out_are_finite(place):
+    for form in ("relu", "gelu", "gelu_tanh", "silu"):
+        found = ladder.apply(place, form, np.array([[[-1e4, -200.0, 200.0, 1e4]]]), dtype="float32")
+        assert found.ravel().tolist() == [0, 0, 200, 1e4], form
