@@ -28,20 +28,28 @@ class AdamW:
     def step(self, gradients: dict[str, Array], learning_rate: float) -> float:
         """One update; returns the gradients' global norm before clipping."""
         with jax.enable_x64(True):
-            values, self.state, norm = self._update(self._values(), gradients, self.state, learning_rate)
+            values, self.state, norm = _update(
+                self.optimizer, self.settings.max_grad_norm, self._values(), gradients, self.state, learning_rate
+            )
         for name, parameter in self.parameters.items():
             parameter[...] = values[name]
         return float(norm)
 
-    @partial(jax.jit, static_argnames="self", donate_argnames="state")
-    def _update(
-        self, values: dict[str, Array], gradients: dict[str, Array], state: optax.OptState, learning_rate: float
-    ) -> tuple[dict[str, Array], optax.OptState, Array]:
-        norm = optax.tree.norm(gradients)
-        clip = jnp.minimum(1.0, self.settings.max_grad_norm / (norm + 1e-6))
-        clipped = jax.tree.map(lambda g: g * clip, gradients)
-        updates, state = self.optimizer.update(clipped, state, values)
-        return jax.tree.map(lambda p, u: p - learning_rate.astype(p.dtype) * u, values, updates), state, norm
-
     def _values(self) -> dict[str, Array]:
         return {name: parameter[...] for name, parameter in self.parameters.items()}
+
+
+@partial(jax.jit, static_argnames=("optimizer", "max_grad_norm"), donate_argnames="state")
+def _update(
+    optimizer: optax.GradientTransformation,
+    max_grad_norm: float,
+    values: dict[str, Array],
+    gradients: dict[str, Array],
+    state: optax.OptState,
+    learning_rate: Array,
+) -> tuple[dict[str, Array], optax.OptState, Array]:
+    """New values, new state, the gradients' norm. No method: the compiled function would keep its object alive."""
+    norm = optax.tree.norm(gradients)
+    clip = jnp.minimum(1.0, max_grad_norm / (norm + 1e-6))
+    updates, state = optimizer.update(jax.tree.map(lambda g: g * clip, gradients), state, values)
+    return jax.tree.map(lambda p, u: p - learning_rate.astype(p.dtype) * u, values, updates), state, norm

@@ -5,9 +5,8 @@ import pytest
 
 
 def pytest_configure(config):
-    absent = [reason for name in ladder.required() if (reason := ladder.absent(name))]
-    if absent:
-        raise pytest.UsageError(f"SAMELOGITS_REQUIRE: {', '.join(absent)}")
+    if unmet := ladder.unmet():
+        raise pytest.UsageError(f"SAMELOGITS_REQUIRE: {', '.join(unmet)}")
     if ladder.absent("torch") is None:
         import torch
 

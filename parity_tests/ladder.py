@@ -39,8 +39,15 @@ def absent(name):
 
 
 def required():
-    """What SAMELOGITS_REQUIRE names: a skip for want of one of these is an error."""
+    """What SAMELOGITS_REQUIRE names: a skip for want of one of these is an error. A framework, a package, "seeds", or a
+    kind of device as torch-cuda."""
     return [name.strip() for name in os.environ.get("SAMELOGITS_REQUIRE", "").split(",") if name.strip()]
+
+
+def unmet():
+    """Why what SAMELOGITS_REQUIRE names can't be had, as far as can be told before the tests run."""
+    later = ["seeds", *map("-".join, ACCELERATORS)]
+    return [reason for name in required() if name not in later and (reason := absent(name))]
 
 
 def skip_unless(reason, name):
@@ -146,7 +153,7 @@ def apply(place, name, *arguments, dtype="float64"):
         return to_numpy(getattr(place.module("native"), name)(*map(place_one, arguments)))
 
 
-def pull_back(place, name, arguments, cotangent):
+def pull_back(place, name, arguments, cotangent, dtype="float64"):
     """Gradients of sum(cotangent * operation(arguments)) for each float array among the arguments, by index."""
     wanted = [i for i, a in enumerate(arguments) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
     operation = getattr(place.module("native"), name)
@@ -154,22 +161,26 @@ def pull_back(place, name, arguments, cotangent):
         if place.backend == "numpy":
             from numpy_reference.tape import Tape
 
+            arguments = [a.astype(dtype) if i in wanted else a for i, a in enumerate(arguments)]
             with Tape() as tape:
-                output = place.module("native").multiply(operation(*arguments), cotangent)
+                output = place.module("native").multiply(operation(*arguments), np.asarray(cotangent, dtype))
             return tape.gradients(output, {i: arguments[i] for i in wanted})
-        placed = [to_framework(place, a) if isinstance(a, np.ndarray) else a for a in arguments]
+        placed = [
+            to_framework(place, a, dtype if i in wanted else None) if isinstance(a, np.ndarray) else a
+            for i, a in enumerate(arguments)
+        ]
         if place.backend == "torch":
             import torch
 
             leaves = [placed[i].requires_grad_() for i in wanted]
-            gradients = torch.autograd.grad(operation(*placed), leaves, to_framework(place, cotangent))
+            gradients = torch.autograd.grad(operation(*placed), leaves, to_framework(place, cotangent, dtype))
         else:
             import jax
 
             def of_wanted(*floats):
                 return operation(*(dict(zip(wanted, floats, strict=True)).get(i, a) for i, a in enumerate(placed)))
 
-            gradients = jax.vjp(of_wanted, *(placed[i] for i in wanted))[1](to_framework(place, cotangent))
+            gradients = jax.vjp(of_wanted, *(placed[i] for i in wanted))[1](to_framework(place, cotangent, dtype))
         return dict(zip(wanted, map(to_numpy, gradients), strict=True))
 
 
@@ -377,13 +388,13 @@ def check_backward(place, case):
             assert_close(np.sum(gradient * direction), expected, EXACT, f"{case}: argument {i}", scale)
 
 
-def check_masked_rows(place):
+def check_masked_rows(place, dtype="float64"):
     """K01: the first of two tokens is padding and sees nothing; values 1 and 3. Rows 0 and 3; no NaN backward."""
-    visible_BTS = formulas.visible(np.array([[0, 1]]), 2)
-    weights = apply(place, "attention_weights", np.zeros((1, 1, 2, 2)), visible_BTS)
-    mixed = apply(place, "attention_mix", weights, np.array([1.0, 3.0]).reshape(1, 2, 1, 1))
+    scores, visible_BTS = np.zeros((1, 1, 2, 2)), formulas.visible(np.array([[0, 1]]), 2)
+    weights = apply(place, "attention_weights", scores, visible_BTS, dtype=dtype)
+    mixed = apply(place, "attention_mix", weights, np.array([1.0, 3.0]).reshape(1, 2, 1, 1), dtype=dtype)
     assert mixed.ravel().tolist() == [0, 3]
-    gradient = pull_back(place, "attention_weights", [np.zeros((1, 1, 2, 2)), visible_BTS], np.ones((1, 1, 2, 2)))
+    gradient = pull_back(place, "attention_weights", [scores, visible_BTS], np.ones((1, 1, 2, 2)), dtype)
     assert gradient[0].ravel().tolist() == [0, 0, 0, 0]
 
 

@@ -132,8 +132,10 @@ def test_a_bias_has_the_scale_of_its_layer():
 def test_near_ties_are_counted_apart():
     reference = np.array([[[1.0, 3.0, 3.0 - 1e-9], [5.0, 0.0, 1.0]]])
     candidate = np.array([[[1.0, 3.0 - 1e-9, 3.0], [0.0, 5.0, 1.0]]])
-    assert count_top1(candidate, reference, 1e-8) == (0, 1, 2)
-    assert count_top1(candidate, reference, 1e-12) == (0, 0, 2)
+    both = np.array([[True, True]])
+    assert count_top1(candidate, reference, both, 1e-8) == (0, 1, 2)
+    assert count_top1(candidate, reference, both, 1e-12) == (0, 0, 2)
+    assert count_top1(candidate, reference, np.array([[True, False]]), 1e-8) == (0, 1, 1)
 
 
 def test_noise_grows_with_depth_and_unit():

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import pytest
 
 from samelogits.backend import installed_backends
-from samelogits.checkpoints import shipped_models
 from samelogits.cli import _parser, main
 from samelogits.parameters import parameter_shapes
 from samelogits.presets import preset
@@ -31,18 +30,24 @@ def blocks(text, language):
 
 
 def unquoted(text, root):
-    """Quoted blocks that don't stand in the file of their first line, `# <file>`; they may be moved left as a whole."""
+    """Quotations that don't stand in the file that a line `# <file>` above them names. They may be moved left as a
+    whole, and leave out the mark of a difference."""
     faults = []
     for body in blocks(text, "python"):
-        title, _, quoted = body.partition("\n")
-        if match := re.fullmatch(r"# (\w+/[\w/]+\.py)", title):
-            path = root / match[1]
-            source = path.read_text() if path.is_file() else ""
-            if not quoted or not any(textwrap.indent(quoted, " " * n) in source for n in (0, 4, 8)):
-                faults.append(f"{match[1]}: {quoted[:80]!r}")
-        elif title != "# example":
-            faults.append(f"expected a first line `# file.py` or `# example`, found {title!r}")
+        head, *parts = re.split(r"^# (\w+/[\w/]+\.py)\n", body, flags=re.MULTILINE)
+        if head and not head.startswith("# example\n"):
+            faults.append(f"expected a first line `# file.py` or `# example`, found {head.splitlines()[0]!r}")
+        for name, quoted in zip(parts[::2], parts[1::2], strict=True):
+            path = root / name
+            source = unmarked(path.read_text()) if path.is_file() else ""
+            if not quoted or not any(textwrap.indent(unmarked(quoted), " " * n) in source for n in (0, 4, 8, 12)):
+                faults.append(f"{name}: {quoted[:80]!r}")
     return faults
+
+
+def unmarked(code):
+    """The code without its marks of differences."""
+    return re.sub(r"  # differs: .*", "", code)
 
 
 def wrong_walks(text, walk):
@@ -130,8 +135,6 @@ def test_readme_shows_a_report():
 
 def test_readme_example_runs(capsys):
     [code] = [b for b in blocks((ROOT / "README.md").read_text(), "python") if b.startswith("# example\n")]
-    if "shakespeare" not in shipped_models():
-        code = code.replace('"shakespeare"', '"random:llama-tiny"')  # the same architecture
     alone = "torch" not in installed_backends()
     names = {}
     exec(code.replace('"torch"', '"numpy"') if alone else code, names)

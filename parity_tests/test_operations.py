@@ -28,8 +28,11 @@ def test_every_operation_has_a_case(place):
     assert public == {name for name, *_ in ladder.operation_cases().values()}
 
 
-def test_rows_that_see_nothing(place):
-    ladder.check_masked_rows(place)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_rows_that_see_nothing(place, dtype):
+    if dtype not in place.dtypes():
+        pytest.skip(f"{place.backend} has no {dtype}")
+    ladder.check_masked_rows(place, dtype)
 
 
 def test_grouped_queries_repeat_each_key_head(place):

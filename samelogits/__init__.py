@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from samelogits.backend import Model, get_backend
+from samelogits.checking.check import check
 from samelogits.checkpoints import Checkpoint, open_checkpoint
 
+__all__ = ["check", "load", "open_checkpoint"]
 __version__ = "0.1.0"
 
 

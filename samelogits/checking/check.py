@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from samelogits.backend import Backend, Model, get_backend, installed_backends
-from samelogits.batch import IGNORE_INDEX, check_ids, check_mask
+from samelogits.batch import IGNORE_INDEX, check_ids, check_mask, prepare
 from samelogits.checking.measures import Difference, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
 from samelogits.checking.report import Report, StageResult
@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 # A stage's limit is this many times the expected noise of a forward pass: the worst of many elements lies several
 # standard deviations out, the backward pass is a second path behind the first, and Adam divides by small gradients.
-MARGINS = {"logits": 10.0, "taps": 10.0, "loss": 10.0, "gradients": 30.0, "training": 1000.0, "generation": 10.0}
+MARGINS = {"logits": 3.0, "taps": 3.0, "loss": 3.0, "gradients": 10.0, "training": 1000.0, "generation": 3.0}
 NEW_TOKENS = 8
 CHUNKS = (3, 2)  # after the prompt: more than one token into a warm cache, then one by one
 TRAINING = AdamWSettings(learning_rate=1e-4, weight_decay=0.1, max_grad_norm=1.0, warmup_steps=0, total_steps=100)
@@ -128,7 +128,7 @@ class _Runner:
         model = get_backend("numpy").load(self.checkpoint.config, self.checkpoint.parameters(), "float64", None)
         p = self.probe
         say("logits and taps")
-        activations = model.activations(p.tokens_BT, p.mask_BT)
+        activations = self._real(model.activations(p.tokens_BT, p.mask_BT))
         for name, array in activations.items():
             if not np.isfinite(array).all():
                 self.report.doubts.append(f"the reference is not finite at {name}")
@@ -157,9 +157,9 @@ class _Runner:
         model = backend.load(self.checkpoint.config, self.checkpoint.parameters(), dtype, usable)
 
         say("logits and taps")
-        found = model.activations(p.tokens_BT, p.mask_BT)
+        found = self._real(model.activations(p.tokens_BT, p.mask_BT))
         taps = [compare(name, found[name], array, dtype) for name, array in reference.activations.items()]
-        self._add(model, "logits", taps[-1:], (found["logits"], reference.activations["logits"]))
+        self._add(model, "logits", taps[-1:], (found["logits"], reference.activations["logits"], p.mask_BT))
         self._add(model, "taps", taps)
         del found
 
@@ -170,9 +170,10 @@ class _Runner:
         del gradients
 
         say("generation")
-        cached = self._extend(model, reference.continued_BT)
-        pair = (cached, reference.continued_logits)
-        self._add(model, "generation", [compare("logits", *pair, dtype)], pair)
+        mask_BT = self._mask(reference.continued_BT)
+        cached = _blank(self._extend(model, reference.continued_BT), mask_BT)
+        known = _blank(reference.continued_logits, mask_BT)
+        self._add(model, "generation", [compare("logits", cached, known, dtype)], (cached, known, mask_BT))
 
         if self.steps == 0:
             self.report.stages.append(
@@ -191,7 +192,7 @@ class _Runner:
         model: Model,
         stage: str,
         differences: Sequence[Difference],
-        logits: tuple[np.ndarray, np.ndarray] | None = None,
+        logits: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     ) -> None:
         config = self.checkpoint.config
         limit = MARGINS[stage] * expected_noise(config, self.probe.tokens_BT.shape[1], model.dtype)
@@ -221,14 +222,23 @@ class _Runner:
             )
         )
 
+    def _real(self, activations: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What real tokens compute. Padding attends to nothing and means nothing, and its noise may be any size."""
+        mask_BT = self.probe.mask_BT
+        visible_BTS = prepare(self.checkpoint.config, self.probe.tokens_BT, mask_BT).visible_BTS & mask_BT[:, :, None]
+        for name, array in activations.items():
+            by_key = name.endswith((".scores", ".weights"))
+            activations[name] = np.where(visible_BTS[:, None], array, 0) if by_key else _blank(array, mask_BT)
+        return activations
+
     def _continue(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
-        """The probe with a greedy continuation, uncached: what every cached run must reproduce."""
+        """The probe with a greedy continuation, whose uncached logits every cached run must reproduce."""
         p = self.probe
         limit = self.checkpoint.config.position_limit
         room = NEW_TOKENS if limit is None else min(NEW_TOKENS, limit - int(p.mask_BT.sum(1).max()))
         if not p.mask_BT[:, -1].all():
             room = 0  # padding on the right: nothing to continue
-        continued_BT = model.generate(p.tokens_BT, room, attention_mask=p.mask_BT, use_cache=False)
+        continued_BT = model.generate(p.tokens_BT, room, attention_mask=p.mask_BT)
         return continued_BT, self._mask(continued_BT)
 
     def _mask(self, continued_BT: np.ndarray) -> np.ndarray:
@@ -259,11 +269,12 @@ class _Runner:
         return lambda text: self.progress(f"{dtype} {name}: {text}")
 
 
-def count_top1(candidate: np.ndarray, reference: np.ndarray, limit: float) -> tuple[int, int, int]:
-    """Positions with the same largest logit, positions where it differs within the limit (near ties), and all.
+def count_top1(candidate: np.ndarray, reference: np.ndarray, mask_BT: np.ndarray, limit: float) -> tuple[int, int, int]:
+    """Real positions with the same largest logit, those where it differs within the limit (near ties), and all.
 
-    limit: relative to the largest logit.
+    candidate, reference: logits [B, T, V]. limit: relative to the largest logit.
     """
+    candidate, reference = candidate[mask_BT], reference[mask_BT]
     chosen, expected = candidate.argmax(-1), reference.argmax(-1)
     lost = reference.max(-1) - np.take_along_axis(reference, chosen[..., None], axis=-1)[..., 0]
     same = chosen == expected
@@ -279,6 +290,11 @@ def _chunk_sizes(total: int, first: int) -> Iterable[int]:
             return
         done += size
         yield size
+
+
+def _blank(array: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+    """The array [B, T, ...] with zeros at padded positions."""
+    return np.where(mask_BT.reshape(*mask_BT.shape, *[1] * (array.ndim - 2)), array, 0)
 
 
 def _by_layer(found: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], dtype: str) -> list[Difference]:
