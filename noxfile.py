@@ -73,11 +73,15 @@ def build(session: nox.Session) -> None:
     install(session, groups=("build",))
     out = session.create_tmp()
     session.run("python", "-m", "build", "--outdir", f"{out}/dist", ".")
-    session.run("python", "-c", f"""
+    session.run(
+        "python",
+        "-c",
+        f"""
 import glob, zipfile
 [wheel] = glob.glob({out!r} + "/dist/*.whl")
 names = zipfile.ZipFile(wheel).namelist()
 for wanted in ("samelogits/models/shakespeare/model.safetensors", "numpy_reference/native.py", "samelogits/py.typed"):
     assert wanted in names, f"{{wanted}} is missing from {{wheel}}"
 print(f"{{wheel}}: {{len(names)}} files")
-""")
+""",
+    )

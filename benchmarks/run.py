@@ -24,7 +24,7 @@ from samelogits.checkpoints.checkpoint import Checkpoint
 from samelogits.checkpoints.huggingface import write_huggingface
 from samelogits.checkpoints.tensors import StoredTensor
 from samelogits.config import DecoderConfig
-from samelogits.parameters import random_parameters
+from samelogits.parameters import initial_parameters
 
 SETTLE_SECONDS = 0.25  # longer than the threads of an OpenMP runtime keep spinning after their last work
 
@@ -60,8 +60,12 @@ def run(plan: Plan, note: Callable[[str], None] = lambda text: None) -> dict[str
 
 
 def write_weights(config: DecoderConfig, seed: int, folder: Path) -> None:
-    """A Hugging Face folder of random weights, that every subject loads."""
-    tensors = {name: StoredTensor("F32", array) for name, array in random_parameters(config, seed).items()}
+    """A Hugging Face folder of random weights, that every subject loads.
+
+    They are as training starts: with weights of unit scale the softmax underflows, and subnormal gradients make every
+    product several times slower.
+    """
+    tensors = {name: StoredTensor("F32", array) for name, array in initial_parameters(config, seed).items()}
     write_huggingface(Checkpoint("random", "random", config, tensors), folder)
 
 

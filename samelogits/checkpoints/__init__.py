@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
@@ -41,7 +42,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         if source.startswith(SCHEME):
             return _open_folder(download(source))
         if source in shipped_models():
-            return _open_folder(MODELS / source)
+            return replace(_open_folder(MODELS / source), source=source)
     path = Path(source)
     if os.path.isdir(path):  # unlike Path, it never raises
         return _open_folder(path)

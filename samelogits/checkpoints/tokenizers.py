@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,11 +177,10 @@ def _encoder(vocabulary: dict[str, int], pairs: list[tuple[str, str]], specials:
 
 def _library() -> ModuleType:
     try:
-        import tokenizers
+        return importlib.import_module("tokenizers")
     except ImportError as error:
         message = "tokenizer: expected the package tokenizers, found none: pip install 'samelogits[hf]'"
         raise InputError(message) from error
-    return tokenizers
 
 
 def _utf8(text: str) -> bytes:
