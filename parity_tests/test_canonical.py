@@ -170,7 +170,8 @@ def test_shipped_models_by_name(folder: Callable[..., Path], monkeypatch: pytest
     path = folder()
     monkeypatch.setattr(samelogits.checkpoints, "MODELS", path.parent)
     assert shipped_models() == ["canonical"]
-    assert open_checkpoint("canonical").source == str(path)
+    assert open_checkpoint("canonical").source == "canonical"
+    assert open_checkpoint("canonical").config == open_checkpoint(path).config
     monkeypatch.chdir(path.parent)
     (path.parent / "elsewhere").mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json"):
