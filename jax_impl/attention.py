@@ -1,9 +1,10 @@
 """Causal self-attention: multi-head, grouped-query and multi-query."""
 
+from types import ModuleType
+
 from flax import nnx
 from jax import Array
 
-from jax_impl import native as ops
 from jax_impl.cache import Cache
 from jax_impl.linear import Linear, Load
 from samelogits.batch import Batch
@@ -14,33 +15,34 @@ from samelogits.taps import Tap
 class Attention(nnx.Module):
     """Projects to queries, keys and values, mixes the values by softmax(q k^T / sqrt(H)), projects back."""
 
-    def __init__(self, config: DecoderConfig, index: int, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, index: int, load: Load):
         self.config = config
+        self.ops = ops
         self.index = index
         self.name = f"layers.{index}.self_attn"
-        self.q_proj = Linear(f"model.{self.name}.q_proj", load, config.attention_bias)
-        self.k_proj = Linear(f"model.{self.name}.k_proj", load, config.attention_bias)
-        self.v_proj = Linear(f"model.{self.name}.v_proj", load, config.attention_bias)
-        self.o_proj = Linear(f"model.{self.name}.o_proj", load, config.attention_bias)
+        self.q_proj = Linear(ops, f"model.{self.name}.q_proj", load, config.attention_bias)
+        self.k_proj = Linear(ops, f"model.{self.name}.k_proj", load, config.attention_bias)
+        self.v_proj = Linear(ops, f"model.{self.name}.v_proj", load, config.attention_bias)
+        self.o_proj = Linear(ops, f"model.{self.name}.o_proj", load, config.attention_bias)
 
     def __call__(self, x_BTD: Array, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
-        q_BTNH = ops.split_heads(self.q_proj(x_BTD), self.config.n_heads)
-        k_BTKH = ops.split_heads(self.k_proj(x_BTD), self.config.n_kv_heads)
-        v_BTKH = ops.split_heads(self.v_proj(x_BTD), self.config.n_kv_heads)
+        q_BTNH = self.ops.split_heads(self.q_proj(x_BTD), self.config.n_heads)
+        k_BTKH = self.ops.split_heads(self.k_proj(x_BTD), self.config.n_kv_heads)
+        v_BTKH = self.ops.split_heads(self.v_proj(x_BTD), self.config.n_kv_heads)
         tap(f"{self.name}.q", q_BTNH)
         tap(f"{self.name}.k", k_BTKH)
         tap(f"{self.name}.v", v_BTKH)
         if batch.rotary is not None:
-            q_BTNH = ops.rotate(q_BTNH, *batch.rotary)
-            k_BTKH = ops.rotate(k_BTKH, *batch.rotary)
+            q_BTNH = self.ops.rotate(q_BTNH, *batch.rotary)
+            k_BTKH = self.ops.rotate(k_BTKH, *batch.rotary)
             tap(f"{self.name}.q_rotated", q_BTNH)
             tap(f"{self.name}.k_rotated", k_BTKH)
         k_BSKH, v_BSKH = (k_BTKH, v_BTKH) if cache is None else cache.append(self.index, k_BTKH, v_BTKH)
-        scores_BNTS = ops.attention_scores(q_BTNH, k_BSKH)
+        scores_BNTS = self.ops.attention_scores(q_BTNH, k_BSKH)
         tap(f"{self.name}.scores", scores_BNTS)
-        weights_BNTS = ops.attention_weights(scores_BNTS, batch.visible_BTS)
+        weights_BNTS = self.ops.attention_weights(scores_BNTS, batch.visible_BTS)
         tap(f"{self.name}.weights", weights_BNTS)
-        mixed_BTE = ops.merge_heads(ops.attention_mix(weights_BNTS, v_BSKH))
+        mixed_BTE = self.ops.merge_heads(self.ops.attention_mix(weights_BNTS, v_BSKH))
         tap(f"{self.name}.mixed", mixed_BTE)
         output_BTD = self.o_proj(mixed_BTE)
         tap(f"{self.name}.output", output_BTD)

@@ -12,18 +12,20 @@ import optax
 from flax import nnx
 from jax import Array
 
+from jax_impl import exact, native
 from jax_impl.cache import Cache
 from jax_impl.decoder import Decoder
 from jax_impl.loss import language_model_loss
-from jax_impl.native import linear
 from jax_impl.optimizer import AdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
+from samelogits.exactness import self_test
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
 _DTYPES = ("float64", "float32", "bfloat16")
+_ARITHMETICS = {"native": native, "exact": exact}
 
 
 def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,13 +44,24 @@ class JaxModel(Model):
 
     backend = "jax"
 
-    def __init__(self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str):
-        self.config, self.dtype, self.device = config, dtype, device
+    def __init__(
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str,
+        arithmetic: str,
+    ):
+        self.config, self.dtype, self.device, self.arithmetic = config, dtype, device, arithmetic
         self._build(parameters)
 
     @_scoped
     def _build(self, parameters: Mapping[str, np.ndarray]) -> None:
-        self.decoder = Decoder(self.config, lambda name: self.from_numpy(parameters[name]))
+        if self.arithmetic == "exact":
+            self_test(exact, jnp.asarray, self.to_numpy)
+        self.decoder = Decoder(
+            self.config, _ARITHMETICS[self.arithmetic], lambda name: self.from_numpy(parameters[name])
+        )
 
     def from_numpy(self, array: np.ndarray) -> Array:
         """A copy on the device, in the model's dtype."""
@@ -123,12 +136,18 @@ class JaxBackend:
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
         with jax.default_device(_find_device(device or self.devices()[0])):
-            return np.array(linear(jnp.asarray(a[None]), jnp.asarray(b.T), None)[0])
+            return np.array(native.linear(jnp.asarray(a[None]), jnp.asarray(b.T), None, None)[0])
 
     def load(
-        self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str | None,
+        arithmetic: str = "native",
     ) -> JaxModel:
-        return JaxModel(config, parameters, dtype, check_request(self, dtype, device))
+        place = check_request(self, dtype, device, arithmetic)
+        return JaxModel(config, parameters, dtype, place, arithmetic)
 
 
 backend = JaxBackend()

@@ -1,11 +1,10 @@
 """The two layers that hold a table of weights: linear and embedding."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 from flax import nnx
 from jax import Array
-
-from jax_impl import native as ops
 
 Load = Callable[[str], Array]  # canonical parameter name to the loaded array
 
@@ -13,21 +12,28 @@ Load = Callable[[str], Array]  # canonical parameter name to the loaded array
 class Linear(nnx.Module):
     """x W^T + b. The weight is (out, in)."""
 
-    def __init__(self, name: str, load: Load, bias: bool):
+    def __init__(self, ops: ModuleType, name: str, load: Load, bias: bool):
+        self.ops = ops
         self.weight = nnx.Param(load(f"{name}.weight"))
         self.bias = nnx.Param(load(f"{name}.bias")) if bias else None
+        self.prepared = nnx.data(ops.prepare(self.weight[...]))
 
     def __call__(self, x_BTI: Array) -> Array:
-        return ops.linear(
-            x_BTI, self.weight[...], None if self.bias is None else self.bias[...]
-        )  # differs: param-value
+        bias_O = None if self.bias is None else self.bias[...]  # differs: param-value
+        return self.ops.linear(x_BTI, self.weight[...], self.prepared, bias_O)
 
 
 class Embedding(nnx.Module):
-    """Rows of a table by id."""
+    """Rows of a table by id; where it is the output head too, scores of its rows."""
 
-    def __init__(self, name: str, load: Load):
+    def __init__(self, ops: ModuleType, name: str, load: Load, head: bool):
+        self.ops = ops
         self.weight = nnx.Param(load(f"{name}.weight"))
+        self.prepared = nnx.data(ops.prepare(self.weight[...]) if head else None)
 
     def __call__(self, ids_BT: Array) -> Array:
-        return ops.embed(ids_BT, self.weight[...])
+        return self.ops.embed(ids_BT, self.weight[...])
+
+    def score(self, x_BTD: Array) -> Array:
+        """x E^T: one score for each row, [B, T, V]."""
+        return self.ops.linear(x_BTD, self.weight[...], self.prepared, None)

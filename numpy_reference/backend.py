@@ -5,20 +5,22 @@ from typing import Any
 
 import numpy as np
 
+from numpy_reference import exact, native
 from numpy_reference.cache import Cache
 from numpy_reference.decoder import Decoder
 from numpy_reference.loss import language_model_loss
-from numpy_reference.native import linear
 from numpy_reference.optimizer import AdamW
 from numpy_reference.tape import Array, Tape
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
+from samelogits.exactness import self_test
 from samelogits.parameters import parameter_shapes
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
 _DTYPES = ("float64", "float32")  # NumPy has no bfloat16
+_ARITHMETICS = {"native": native, "exact": exact}
 
 
 class NumpyModel(Model):
@@ -26,15 +28,24 @@ class NumpyModel(Model):
 
     backend = "numpy"
 
-    def __init__(self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str):
-        self.config, self.dtype, self.device = config, dtype, device
+    def __init__(
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str,
+        arithmetic: str,
+    ):
+        self.config, self.dtype, self.device, self.arithmetic = config, dtype, device, arithmetic
         self.arrays: dict[str, Array] = {}
 
         def load(name: str) -> Array:
             self.arrays[name] = self.from_numpy(parameters[name])
             return self.arrays[name]
 
-        self.decoder = Decoder(config, load)
+        if self.arithmetic == "exact":
+            self_test(exact, np.asarray, self.to_numpy)
+        self.decoder = Decoder(config, _ARITHMETICS[arithmetic], load)
 
     def from_numpy(self, array: np.ndarray) -> Array:
         """A contiguous copy in the model's dtype."""
@@ -85,12 +96,18 @@ class NumpyBackend:
         return {"version": np.__version__, "BLAS": f"{blas['name']} {blas['version']}"}
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
-        return np.asarray(linear(a[None], b.T, None)[0])
+        return np.asarray(native.linear(a[None], b.T, None, None)[0])
 
     def load(
-        self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str | None,
+        arithmetic: str = "native",
     ) -> NumpyModel:
-        return NumpyModel(config, parameters, dtype, check_request(self, dtype, device))
+        place = check_request(self, dtype, device, arithmetic)
+        return NumpyModel(config, parameters, dtype, place, arithmetic)
 
 
 backend = NumpyBackend()

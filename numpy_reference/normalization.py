@@ -1,6 +1,7 @@
 """The two norms of the residual stream."""
 
-from numpy_reference import native as ops
+from types import ModuleType
+
 from numpy_reference.linear import Load
 from numpy_reference.tape import Array
 from samelogits.config import DecoderConfig
@@ -9,26 +10,28 @@ from samelogits.config import DecoderConfig
 class LayerNorm:
     """Mean and variance removed, then weight and bias."""
 
-    def __init__(self, config: DecoderConfig, name: str, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load):
+        self.ops = ops
         self.eps = config.norm_eps
         self.weight = load(f"{name}.weight")
         self.bias = load(f"{name}.bias")
 
     def __call__(self, x_BTD: Array) -> Array:
-        return ops.layer_norm(x_BTD, self.weight, self.bias, self.eps)
+        return self.ops.layer_norm(x_BTD, self.weight, self.bias, self.eps)
 
 
 class RMSNorm:
     """Root mean square removed, then weight."""
 
-    def __init__(self, config: DecoderConfig, name: str, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load):
+        self.ops = ops
         self.eps = config.norm_eps
         self.weight = load(f"{name}.weight")
 
     def __call__(self, x_BTD: Array) -> Array:
-        return ops.rms_norm(x_BTD, self.weight, self.eps)
+        return self.ops.rms_norm(x_BTD, self.weight, self.eps)
 
 
-def make_norm(config: DecoderConfig, name: str, load: Load) -> LayerNorm | RMSNorm:
+def make_norm(config: DecoderConfig, ops: ModuleType, name: str, load: Load) -> LayerNorm | RMSNorm:
     """The norm that the config asks for."""
-    return (LayerNorm if config.norm == "layer_norm" else RMSNorm)(config, name, load)
+    return (LayerNorm if config.norm == "layer_norm" else RMSNorm)(config, ops, name, load)

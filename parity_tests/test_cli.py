@@ -76,6 +76,18 @@ def test_walk_shows_every_step(run):
     assert ("largest difference" in text) == (len(backends) > 1)
 
 
+def test_fingerprint_verifies(run):
+    status, text, _ = run("fingerprint", "shakespeare", "--backend", "numpy")
+    assert status == 0
+    assert text.startswith("exact-1:")
+    assert run("fingerprint", "shakespeare", "--backend", "numpy", "--verify", text.strip())[0] == 0
+    other = "exact-1:" + "0" * 64
+    status, found, err = run("fingerprint", "shakespeare", "--backend", "numpy", "--verify", other)
+    assert (status, found) == (1, text)
+    assert other in err
+    assert_one_line(*run("fingerprint", "shakespeare", "--verify", "nonsense"), "exact-1: and 64 hexadecimal digits")
+
+
 def test_info_counts_odd_values(run):
     status, text, _ = run("info", MODEL)
     assert status == 0
@@ -207,6 +219,7 @@ COMMANDS = {
     "walk": ["walk", "MODEL", "--tokens", "1,2"],
     "convert": ["convert", "MODEL", "--to", "canonical", "-o", "OUT"],
     "info": ["info", "MODEL"],
+    "fingerprint": ["fingerprint", "MODEL", "--backend", "numpy"],
 }
 
 
@@ -264,7 +277,9 @@ def test_wrong_usage_is_status_two(run, arguments):
     assert run(*arguments)[0] == 2
 
 
-@pytest.mark.parametrize("command", ["check", "logits", "generate", "walk", "convert", "info", "doctor", "train"])
+@pytest.mark.parametrize(
+    "command", ["check", "logits", "generate", "walk", "convert", "info", "doctor", "train", "fingerprint"]
+)
 def test_every_help_has_an_example(run, command):
     status, text, _ = run(command, "--help")
     assert status == 0

@@ -7,18 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_impl import exact, native
 from pytorch_impl.cache import Cache
 from pytorch_impl.decoder import Decoder
 from pytorch_impl.loss import language_model_loss
-from pytorch_impl.native import linear
 from pytorch_impl.optimizer import AdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
+from samelogits.exactness import self_test
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_ARITHMETICS = {"native": native, "exact": exact}
 
 
 class TorchModel(Model):
@@ -26,9 +28,18 @@ class TorchModel(Model):
 
     backend = "torch"
 
-    def __init__(self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str):
-        self.config, self.dtype, self.device = config, dtype, device
-        self.decoder = Decoder(config, lambda name: self.from_numpy(parameters[name]))
+    def __init__(
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str,
+        arithmetic: str,
+    ):
+        self.config, self.dtype, self.device, self.arithmetic = config, dtype, device, arithmetic
+        if self.arithmetic == "exact":
+            self_test(exact, lambda array: torch.tensor(array, device=self.device), self.to_numpy)
+        self.decoder = Decoder(config, _ARITHMETICS[arithmetic], lambda name: self.from_numpy(parameters[name]))
 
     def from_numpy(self, array: np.ndarray) -> Tensor:
         """A copy on the device, in the model's dtype."""
@@ -97,12 +108,22 @@ class TorchBackend:
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
         place = device or self.devices()[0]
-        return linear(torch.tensor(a[None], device=place), torch.tensor(b.T, device=place), None)[0].cpu().numpy()
+        return (
+            native.linear(torch.tensor(a[None], device=place), torch.tensor(b.T, device=place), None, None)[0]
+            .cpu()
+            .numpy()
+        )
 
     def load(
-        self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str | None,
+        arithmetic: str = "native",
     ) -> TorchModel:
-        return TorchModel(config, parameters, dtype, check_request(self, dtype, device))
+        place = check_request(self, dtype, device, arithmetic)
+        return TorchModel(config, parameters, dtype, place, arithmetic)
 
 
 backend = TorchBackend()

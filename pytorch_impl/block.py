@@ -1,8 +1,9 @@
 """One decoder block: attention and feed-forward, each with its norm and its residual sum."""
 
+from types import ModuleType
+
 from torch import Tensor, nn
 
-from pytorch_impl import native as ops
 from pytorch_impl.attention import Attention
 from pytorch_impl.cache import Cache
 from pytorch_impl.feed_forward import FeedForward
@@ -17,14 +18,15 @@ from samelogits.taps import Tap
 class Block(nn.Module):
     """x + f(norm(x)) twice (pre-norm), or norm(x + f(x)) twice (post-norm)."""
 
-    def __init__(self, config: DecoderConfig, index: int, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, index: int, load: Load):
         super().__init__()
         self.config = config
+        self.ops = ops
         self.name = f"layers.{index}"
         for norm_name in norm_names(config):
-            setattr(self, norm_name, make_norm(config, f"model.{self.name}.{norm_name}", load))
-        self.self_attn = Attention(config, index, load)
-        self.mlp = FeedForward(config, index, load)
+            setattr(self, norm_name, make_norm(config, ops, f"model.{self.name}.{norm_name}", load))
+        self.self_attn = Attention(config, ops, index, load)
+        self.mlp = FeedForward(config, ops, index, load)
 
     def forward(self, x_BTD: Tensor, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
         attention_norm, feed_forward_norm = norm_names(self.config)
@@ -32,14 +34,14 @@ class Block(nn.Module):
 
         normed_BTD = self.normalize(attention_norm, x_BTD, tap) if pre else x_BTD
         attended_BTD = self.self_attn(normed_BTD, batch, cache, tap)
-        x_BTD = ops.add(x_BTD, ops.dropout(attended_BTD, batch.dropout.get(f"{self.name}.self_attn")))
+        x_BTD = self.ops.add(x_BTD, self.ops.dropout(attended_BTD, batch.dropout.get(f"{self.name}.self_attn")))
         tap(f"{self.name}.residual_mid", x_BTD)
         if not pre:
             x_BTD = self.normalize(attention_norm, x_BTD, tap)
 
         normed_BTD = self.normalize(feed_forward_norm, x_BTD, tap) if pre else x_BTD
         fed_BTD = self.mlp(normed_BTD, tap)
-        x_BTD = ops.add(x_BTD, ops.dropout(fed_BTD, batch.dropout.get(f"{self.name}.mlp")))
+        x_BTD = self.ops.add(x_BTD, self.ops.dropout(fed_BTD, batch.dropout.get(f"{self.name}.mlp")))
         tap(f"{self.name}.residual_out", x_BTD)
         if not pre:
             x_BTD = self.normalize(feed_forward_norm, x_BTD, tap)

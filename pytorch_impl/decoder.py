@@ -1,8 +1,9 @@
 """The whole decoder: embeddings, blocks, final norm, output head."""
 
+from types import ModuleType
+
 from torch import Tensor, nn
 
-from pytorch_impl import native as ops
 from pytorch_impl.block import Block
 from pytorch_impl.cache import Cache
 from pytorch_impl.linear import Embedding, Linear, Load
@@ -15,12 +16,15 @@ from samelogits.taps import Tap
 class DecoderStack(nn.Module):
     """Token ids to the last hidden state [B, T, D]."""
 
-    def __init__(self, config: DecoderConfig, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, load: Load):
         super().__init__()
-        self.embed_tokens = Embedding("model.embed_tokens", load)
-        self.embed_positions = Embedding("model.embed_positions", load) if config.position == "learned" else None
-        self.layers = nn.ModuleList([Block(config, i, load) for i in range(config.n_layers)])
-        self.norm = make_norm(config, "model.norm", load) if config.final_norm else None
+        self.ops = ops
+        self.embed_tokens = Embedding(ops, "model.embed_tokens", load, head=config.tie_embeddings)
+        self.embed_positions = (
+            Embedding(ops, "model.embed_positions", load, head=False) if config.position == "learned" else None
+        )
+        self.layers = nn.ModuleList([Block(config, ops, i, load) for i in range(config.n_layers)])
+        self.norm = make_norm(config, ops, "model.norm", load) if config.final_norm else None
 
     def forward(self, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
         x_BTD = self.embed_tokens(batch.tokens_BT)
@@ -30,8 +34,8 @@ class DecoderStack(nn.Module):
             positions_BTD = self.embed_positions(batch.positions_BT)
         if positions_BTD is not None:
             tap("embed_positions", positions_BTD)
-            x_BTD = ops.add(x_BTD, positions_BTD)
-        x_BTD = ops.dropout(x_BTD, batch.dropout.get("embedded"))
+            x_BTD = self.ops.add(x_BTD, positions_BTD)
+        x_BTD = self.ops.dropout(x_BTD, batch.dropout.get("embedded"))
         tap("embedded", x_BTD)
         for layer in self.layers:
             x_BTD = layer(x_BTD, batch, cache, tap)
@@ -46,14 +50,14 @@ class DecoderStack(nn.Module):
 class Decoder(nn.Module):
     """Token ids to logits [B, T, V]."""
 
-    def __init__(self, config: DecoderConfig, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, load: Load):
         super().__init__()
-        self.model = DecoderStack(config, load)
-        self.lm_head = None if config.tie_embeddings else Linear("lm_head", load, bias=False)
+        self.ops = ops
+        self.model = DecoderStack(config, ops, load)
+        self.lm_head = None if config.tie_embeddings else Linear(ops, "lm_head", load, bias=False)
 
     def forward(self, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
         x_BTD = self.model(batch, cache, tap)
-        head_VD = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        logits_BTV = ops.linear(x_BTD, head_VD, None)
+        logits_BTV = self.model.embed_tokens.score(x_BTD) if self.lm_head is None else self.lm_head(x_BTD)
         tap("logits", logits_BTV)
         return logits_BTV

@@ -1,10 +1,9 @@
 """The two layers that hold a table of weights: linear and embedding."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 from torch import Tensor, nn
-
-from pytorch_impl import native as ops
 
 Load = Callable[[str], Tensor]  # canonical parameter name to the loaded array
 
@@ -12,21 +11,29 @@ Load = Callable[[str], Tensor]  # canonical parameter name to the loaded array
 class Linear(nn.Module):
     """x W^T + b. The weight is (out, in)."""
 
-    def __init__(self, name: str, load: Load, bias: bool):
+    def __init__(self, ops: ModuleType, name: str, load: Load, bias: bool):
         super().__init__()
+        self.ops = ops
         self.weight = nn.Parameter(load(f"{name}.weight"))
         self.bias = nn.Parameter(load(f"{name}.bias")) if bias else None
+        self.prepared = ops.prepare(self.weight)
 
     def forward(self, x_BTI: Tensor) -> Tensor:
-        return ops.linear(x_BTI, self.weight, self.bias)
+        return self.ops.linear(x_BTI, self.weight, self.prepared, self.bias)
 
 
 class Embedding(nn.Module):
-    """Rows of a table by id."""
+    """Rows of a table by id; where it is the output head too, scores of its rows."""
 
-    def __init__(self, name: str, load: Load):
+    def __init__(self, ops: ModuleType, name: str, load: Load, head: bool):
         super().__init__()
+        self.ops = ops
         self.weight = nn.Parameter(load(f"{name}.weight"))
+        self.prepared = ops.prepare(self.weight) if head else None
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        return ops.embed(ids_BT, self.weight)
+        return self.ops.embed(ids_BT, self.weight)
+
+    def score(self, x_BTD: Tensor) -> Tensor:
+        """x E^T: one score for each row, [B, T, V]."""
+        return self.ops.linear(x_BTD, self.weight, self.prepared, None)

@@ -7,6 +7,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 
+def prepare(weight_OI: Tensor) -> None:
+    """What products need beside the weight itself: nothing."""
+
+
 def embed(ids_BT: Tensor, weight_VD: Tensor) -> Tensor:
     """Rows of the table, [B, T, D]."""
     return F.embedding(ids_BT, weight_VD)
@@ -27,7 +31,7 @@ def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
-def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def linear(x_BTI: Tensor, weight_OI: Tensor, prepared: None, bias_O: Tensor | None) -> Tensor:
     """x W^T + b, [B, T, O]."""
     return F.linear(x_BTI, weight_OI, bias_O)
 

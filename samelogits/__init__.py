@@ -7,20 +7,39 @@ from pathlib import Path
 from samelogits.backend import Model, get_backend
 from samelogits.checking.check import check
 from samelogits.checkpoints import Checkpoint, open_checkpoint
+from samelogits.exactness import FlushedParameters, hash_logits, probe_tokens
 
-__all__ = ["check", "load", "open_checkpoint"]
+__all__ = ["check", "fingerprint", "load", "open_checkpoint"]
 __version__ = "0.1.0"
 
 
 def load(
-    source: str | Path | Checkpoint, backend: str = "torch", dtype: str = "float32", device: str | None = None
+    source: str | Path | Checkpoint,
+    backend: str = "torch",
+    dtype: str = "float32",
+    device: str | None = None,
+    arithmetic: str = "native",
 ) -> Model:
     """A model from a checkpoint, in one framework.
 
     source: a Hugging Face or canonical directory, a GGUF file, the name of a shipped model, "hf://owner/name",
     "random:<preset>", or an opened checkpoint. backend: "torch", "jax", "numpy" or any registered one.
     dtype: "float32", "float64" or "bfloat16" (torch and JAX). device: "cpu", "cuda:0", ... (default: the first).
+    arithmetic: "native", the framework's own kernels, or "exact": float32 in which every operation has one right
+    answer, so that all backends give the same bits (docs/exact-arithmetic.md).
     Raises SamelogitsError for a source, backend, dtype or device that can't be used.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    return get_backend(backend).load(checkpoint.config, checkpoint.parameters(), dtype, device)
+    parameters = checkpoint.parameters()
+    if arithmetic == "exact":
+        parameters = FlushedParameters(parameters)
+    return get_backend(backend).load(checkpoint.config, parameters, dtype, device, arithmetic)
+
+
+def fingerprint(source: str | Path | Checkpoint, backend: str = "numpy", device: str | None = None) -> str:
+    """`exact-1:` and a SHA-256 of the exact logits of the probe tokens: one string for one function, on any backend.
+
+    Arguments and errors as for load.
+    """
+    model = load(source, backend, device=device, arithmetic="exact")
+    return hash_logits(model.logits(probe_tokens(model.config.vocab_size, model.config.max_seq_len))[0])

@@ -19,6 +19,7 @@ from samelogits.schedule import AdamWSettings, learning_rate
 from samelogits.taps import Tap, no_tap
 
 DTYPES = ("float64", "float32", "bfloat16")
+ARITHMETICS = ("native", "exact")
 ENTRY_POINT_GROUP = "samelogits.backends"
 
 
@@ -44,9 +45,17 @@ class Backend(Protocol):
         ...
 
     def load(
-        self, config: DecoderConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: str | None
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str | None,
+        arithmetic: str = "native",
     ) -> Model:
-        """A model with these parameters, each read from the mapping once and copied to the device in dtype."""
+        """A model with these parameters, each read from the mapping once and copied to the device in dtype.
+
+        arithmetic: "native", the framework's own kernels, or "exact", where every operation has one right answer.
+        """
         ...
 
 
@@ -74,6 +83,7 @@ class Model(abc.ABC):
     config: DecoderConfig
     dtype: str
     device: str
+    arithmetic: str = "native"
 
     @abc.abstractmethod
     def parameters(self) -> dict[str, np.ndarray]:
@@ -113,7 +123,7 @@ class Model(abc.ABC):
         tokens: int [B, T]. attention_mask: 0 or 1 [B, T], 1 for real tokens; padding may be on either side.
         Raises InputError for a bad id, a bad mask or a position past a learned table.
         """
-        return self.to_numpy(self.run_forward(prepare(self.config, tokens, attention_mask), None, no_tap))
+        return self._run(prepare(self.config, tokens, attention_mask), None)
 
     def activations(self, tokens: Any, attention_mask: Any = None) -> dict[str, np.ndarray]:
         """Tap name to array, in data-flow order, the logits last. Arguments as for logits."""
@@ -122,7 +132,7 @@ class Model(abc.ABC):
         def keep(name: str, value: Any) -> None:
             taps[name] = self.to_numpy(value)
 
-        self.run_forward(prepare(self.config, tokens, attention_mask), None, keep)
+        self._run(prepare(self.config, tokens, attention_mask), None, keep)
         return taps
 
     def loss(self, tokens: Any, targets: Any, ignore_index: int = IGNORE_INDEX, attention_mask: Any = None) -> float:
@@ -136,11 +146,13 @@ class Model(abc.ABC):
         self, tokens: Any, targets: Any, ignore_index: int = IGNORE_INDEX, attention_mask: Any = None
     ) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and its gradient for every parameter by canonical name. Arguments as for loss."""
+        self._refuse_exact_gradients()
         loss, gradients = self.run_gradients(*self._training_input(tokens, targets, ignore_index, attention_mask, None))
         return loss, self.export_gradients(gradients)
 
     def trainer(self, settings: AdamWSettings, seed: int = 0) -> Trainer:
         """Trains this model in place. seed: of the dropout masks."""
+        self._refuse_exact_gradients()
         return Trainer(self, settings, seed)
 
     def extend(self, cache: Any, tokens: Any, attention_mask: Any = None) -> np.ndarray:
@@ -149,7 +161,7 @@ class Model(abc.ABC):
         attention_mask: [B, cache.filled + T], over the cached tokens too. Raises InputError when the cache is full.
         """
         batch = prepare(self.config, tokens, attention_mask, filled=cache.filled, key_slots=cache.capacity)
-        return self.to_numpy(self.run_forward(batch, cache, no_tap))
+        return self._run(batch, cache)
 
     def generate(
         self,
@@ -210,6 +222,20 @@ class Model(abc.ABC):
             if done.all():
                 break
         return np.asarray(tokens)
+
+    def _run(self, batch: Batch, cache: Any, tap: Tap = no_tap) -> np.ndarray:
+        """Logits as NumPy. In exact arithmetic a value that is not finite is an error that names its tap."""
+
+        def finite(name: str, value: Any) -> None:
+            if not np.isfinite(self.to_numpy(value)).all():
+                raise InputError(f"exact arithmetic: expected finite values, found others at {name}")
+            tap(name, value)
+
+        return self.to_numpy(self.run_forward(batch, cache, finite if self.arithmetic == "exact" else tap))
+
+    def _refuse_exact_gradients(self) -> None:
+        if self.arithmetic == "exact":
+            raise BackendError("arithmetic: expected native, as exact arithmetic has no gradients yet, found 'exact'")
 
     def _training_input(
         self, tokens: Any, targets: Any, ignore_index: int, attention_mask: Any, dropout_key: tuple[int, int] | None
@@ -277,8 +303,12 @@ def installed_backends() -> list[str]:
     return [name for name in backend_names() if importable(name)]
 
 
-def check_request(backend: Backend, dtype: str, device: str | None) -> str:
-    """The device to use (the backend's first when None); BackendError for one or a dtype that it doesn't have."""
+def check_request(backend: Backend, dtype: str, device: str | None, arithmetic: str) -> str:
+    """The device to use (the backend's first when None); BackendError for what the backend doesn't have."""
+    if arithmetic not in ARITHMETICS:
+        raise BackendError(f"arithmetic: expected one of {', '.join(ARITHMETICS)}, found {arithmetic!r}")
+    if arithmetic == "exact" and dtype != "float32":
+        raise BackendError(f"dtype: expected float32, which exact arithmetic is defined on, found {dtype!r}")
     if dtype not in backend.dtypes:
         raise BackendError(f"dtype: expected one of {', '.join(backend.dtypes)} for {backend.name}, found {dtype!r}")
     devices = backend.devices()

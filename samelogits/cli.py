@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 import samelogits
-from samelogits.backend import DTYPES, backend_names
+from samelogits.backend import ARITHMETICS, DTYPES, Model, backend_names
 from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
 from samelogits.checkpoints.atomic import atomic_file
 from samelogits.errors import InputError, SamelogitsError
+from samelogits.exactness import check_fingerprint
 
 DEFAULT_MODEL = "shakespeare"
 SAME, DIFFERENT, BAD_INPUT, NOT_PROVEN = 0, 1, 2, 3
@@ -63,6 +64,7 @@ def _check(options: argparse.Namespace) -> int:
         dtypes=options.dtypes or ("float64", "float32"),
         device=options.device,
         steps=options.steps,
+        exact=not options.no_exact,
         progress=progress,
     )
     progress("")
@@ -76,7 +78,7 @@ def _check(options: argparse.Namespace) -> int:
 def _logits(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(options.model)
     tokens = _tokens(options, checkpoint)
-    logits_BTV = samelogits.load(checkpoint, options.backend, options.dtype, options.device).logits(tokens)
+    logits_BTV = _load(options, checkpoint, options.backend).logits(tokens)
     with atomic_file(Path(options.output), overwrite=True) as file:
         np.save(file, logits_BTV)
     largest = np.max(logits_BTV, initial=-np.inf)
@@ -87,7 +89,7 @@ def _logits(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(options.model)
     tokens = _tokens(options, checkpoint)
-    model = samelogits.load(checkpoint, options.backend, options.dtype, options.device)
+    model = _load(options, checkpoint, options.backend)
     count = 0
 
     def count_token(new: np.ndarray) -> None:
@@ -121,7 +123,7 @@ def _walk(options: argparse.Namespace) -> int:
 
     checkpoint = open_checkpoint(options.model)
     tokens = _tokens(options, checkpoint)
-    models = [samelogits.load(checkpoint, name, options.dtype) for name in options.backends or ["numpy"]]
+    models = [_load(options, checkpoint, name) for name in options.backends or ["numpy"]]
     try:
         decode = checkpoint.load_tokenizer().decode
     except InputError:
@@ -184,6 +186,21 @@ def _train(options: argparse.Namespace) -> int:
     return SAME
 
 
+def _fingerprint(options: argparse.Namespace) -> int:
+    if options.verify is not None:
+        check_fingerprint(options.verify)
+    found = samelogits.fingerprint(options.model, options.backend, options.device)
+    print(found)
+    if options.verify in (None, found):
+        return SAME
+    print(f"expected {options.verify}", file=sys.stderr)
+    return DIFFERENT
+
+
+def _load(options: argparse.Namespace, checkpoint: Checkpoint, backend: str) -> Model:
+    return samelogits.load(checkpoint, backend, options.dtype, options.device, options.arithmetic)
+
+
 def _tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     if options.tokens is not None:
         if options.tokens.endswith(".npy"):
@@ -243,8 +260,12 @@ def _parser() -> argparse.ArgumentParser:
     def add_backend(to: argparse.ArgumentParser) -> None:
         names = ", ".join(backend_names())
         to.add_argument("--backend", default="torch", help=f"{names} or module:object (default torch)")
+        add_arithmetic(to)
+
+    def add_arithmetic(to: argparse.ArgumentParser) -> None:
         to.add_argument("--dtype", default="float32", choices=DTYPES)
         to.add_argument("--device", help="cpu, cuda:0, ... (default: the backend's first)")
+        to.add_argument("--arithmetic", default="native", choices=ARITHMETICS, help="exact: the same bits everywhere")
 
     check = command(
         "check",
@@ -257,6 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--dtypes", type=_names, metavar="A,B", help="default float64,float32")
     check.add_argument("--device", help="for the backends that have it; the others run on their first")
     check.add_argument("--steps", type=_count, default=10, help="AdamW steps (default 10)")
+    check.add_argument("--no-exact", action="store_true", help="leave exact arithmetic out (16 bytes a weight)")
     check.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     add_input(check)
 
@@ -294,7 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     walk.add_argument(
         "--backend", "--backends", dest="backends", type=_names, metavar="A,B", help="side by side (default numpy)"
     )
-    walk.add_argument("--dtype", default="float32", choices=DTYPES)
+    add_arithmetic(walk)
     add_input(walk)
 
     convert = command(
@@ -306,6 +328,19 @@ def _parser() -> argparse.ArgumentParser:
 
     info = command("info", _info, "describe a checkpoint and count odd values in its weights", "info shakespeare")
     info.add_argument("model", help=MODEL_HELP)
+
+    fingerprint = command(
+        "fingerprint",
+        _fingerprint,
+        "compute the model's fingerprint: the same string on every backend and device",
+        "fingerprint shakespeare --backend torch",
+    )
+    fingerprint.add_argument("model", help=MODEL_HELP)
+    fingerprint.add_argument("--backend", default="torch", help=", ".join(backend_names()))
+    fingerprint.add_argument("--device", help="cpu, cuda:0, ... (default: the backend's first)")
+    fingerprint.add_argument(
+        "--verify", metavar="exact-1:HEX", help="exit with status 1 unless this is the fingerprint"
+    )
 
     command(
         "doctor", _doctor, "show versions, devices and precision, and what would make a comparison unfair", "doctor"

@@ -16,6 +16,7 @@ from samelogits.checking.precision import find_doubts
 from samelogits.checking.report import Report, StageResult
 from samelogits.checkpoints import Checkpoint, open_checkpoint
 from samelogits.errors import BackendError
+from samelogits.exactness import FlushedParameters, hash_logits
 from samelogits.schedule import AdamWSettings
 
 Progress = Callable[[str], None]
@@ -80,14 +81,16 @@ def check(
     dtypes: Sequence[str] = ("float64", "float32"),
     device: str | None = None,
     steps: int = 10,
+    exact: bool = True,
     progress: Progress = lambda text: None,
 ) -> Report:
-    """Compare backends on a checkpoint: logits, taps, loss, gradients, AdamW steps, cached generation.
+    """Compare backends on a checkpoint: logits, taps, loss, gradients, AdamW steps, cached generation, exact bits.
 
     The reference is NumPy in float64. In float64 honest noise is about 1e-13 and the smallest mistake known about 1e-7,
     so float64 decides whether the functions are the same; float32 shows what a user would see.
     backends: names (default: all installed). tokens: int [B, T] (default: a probe of two rows, one padded).
-    steps: AdamW steps. progress: called with a line before each piece of work. Raises SamelogitsError for bad input.
+    steps: AdamW steps. exact: whether to compare exact arithmetic too, bit for bit.
+    progress: called with a line before each piece of work. Raises SamelogitsError for bad input.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     names = list(backends) if backends is not None else installed_backends()
@@ -111,6 +114,9 @@ def check(
             if backend.name == "numpy" and dtype == "float64":
                 continue  # the reference itself
             runner.run(backend, dtype, device, reference)
+    del reference
+    if exact and set(found) != {"numpy"}:
+        runner.run_exact(found.values(), device)
     if len(found) == 1 and "numpy" in found:
         report.doubts.append("only NumPy ran: install samelogits[torch] or samelogits[jax] to compare")
     return report
@@ -186,6 +192,37 @@ class _Runner:
         # weights in float64 alone.
         weights = _by_layer(model.parameters(), reference.weights, dtype) if dtype == "float64" else []
         self._add(model, "training", curve + weights)
+
+    def run_exact(self, backends: Iterable[Backend], device: str | None) -> None:
+        """Every tap of every backend in exact arithmetic, against NumPy's bits."""
+        p, checkpoint = self.probe, self.checkpoint
+        self._teller("exact", "numpy (reference)")("logits and taps")
+        expected = load_exact(get_backend("numpy"), checkpoint, None).activations(p.tokens_BT, p.mask_BT)
+        self.report.exact_logits = hash_logits(expected["logits"])
+        for backend in backends:
+            if backend.name == "numpy":
+                continue
+            self._teller("exact", backend.name)("logits and taps")
+            usable = device if device in backend.devices() else None
+            found = load_exact(backend, checkpoint, usable).activations(p.tokens_BT, p.mask_BT)
+            differing = [name for name, array in expected.items() if found[name].tobytes() != array.tobytes()]
+            shown = compare(differing[0], found[differing[0]], expected[differing[0]], "float32") if differing else None
+            if differing and self.report.first_divergence is None:
+                self.report.first_divergence = f"{differing[0]} of {backend.name} in exact arithmetic"
+            self.report.stages.append(
+                StageResult(
+                    dtype="exact",
+                    stage="bits",
+                    backend=backend.name,
+                    verdict="different" if differing else "same",
+                    error=shown.absolute if shown else 0.0,
+                    relative=shown.relative if shown else 0.0,
+                    ulps=shown.ulps if shown else 0.0,
+                    where=shown.name if shown else "",
+                    place=shown.place if shown else (),
+                    compared=len(expected),
+                )
+            )
 
     def _add(
         self,
@@ -267,6 +304,11 @@ class _Runner:
 
     def _teller(self, dtype: str, name: str) -> Progress:
         return lambda text: self.progress(f"{dtype} {name}: {text}")
+
+
+def load_exact(backend: Backend, checkpoint: Checkpoint, device: str | None) -> Model:
+    """The checkpoint in exact arithmetic."""
+    return backend.load(checkpoint.config, FlushedParameters(checkpoint.parameters()), "float32", device, "exact")
 
 
 def count_top1(candidate: np.ndarray, reference: np.ndarray, mask_BT: np.ndarray, limit: float) -> tuple[int, int, int]:

@@ -52,6 +52,7 @@ class Report:
     stages: list[StageResult] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     first_divergence: str | None = None
+    exact_logits: str | None = None  # version and SHA-256 of the logits in exact arithmetic, as NumPy gives them
 
     @property
     def verdict(self) -> Verdict:
@@ -99,13 +100,12 @@ class Report:
         lines.append(f"tokens: {B} rows of {T}; reference: {self.reference}")
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         for dtype in dict.fromkeys(stage.dtype for stage in self.stages):
-            lines += [
-                "",
-                f"{dtype} against the float64 reference",
-                *_table([s for s in self.stages if s.dtype == dtype]),
-            ]
+            title = "exact arithmetic, against NumPy's bits" if dtype == "exact" else f"{dtype} against the reference"
+            lines += ["", title, *_table([s for s in self.stages if s.dtype == dtype])]
         lines.append("")
         lines += [f"  doubt: {doubt}" for doubt in self.doubts]
+        if self.exact_logits:
+            lines.append(f"Logits in exact arithmetic: {self.exact_logits}")
         if self.first_divergence:
             lines.append(f"First divergence: {self.first_divergence}")
         lines.append(f"Verdict: {self.verdict} ({self.coverage})")
@@ -135,5 +135,5 @@ def _cells(s: StageResult) -> tuple[str, ...]:
         return s.stage, s.backend, "skipped", "", "", "", "", s.reason
     top1 = "" if s.top1 is None else f"{s.top1}/{s.positions}" + (f" +{s.near_ties} near ties" if s.near_ties else "")
     place = "" if s.error == 0 else f"{s.where} {list(s.place) if s.place else ''}".strip()
-    share = s.relative / s.limit if s.limit else math.inf
-    return s.stage, s.backend, s.verdict, f"{s.error:.1e}", f"{s.ulps:.3g}", f"{share:.2g}", top1, place
+    share = f"{s.relative / s.limit:.2g}" if s.limit else ""
+    return s.stage, s.backend, s.verdict, f"{s.error:.1e}", f"{s.ulps:.3g}", share, top1, place

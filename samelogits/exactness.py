@@ -1,0 +1,143 @@
+"""What exact arithmetic is, apart from any framework: its version, its constants, its hard inputs, its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from samelogits.errors import BackendError, InputError
+
+VERSION = "exact-1"  # a change of any bit that any operation gives needs a new one
+
+# Rounding to float32: below FLUSH lies zero, from there to SMALLEST lies SMALLEST, the smallest normal number.
+SMALLEST = 2.0**-126
+FLUSH = SMALLEST * (1 - 2.0**-25)
+# A product's operands become two integers, the first with HIGH bits behind the row's power of two, the second LOW more.
+HIGH = 2.0**17
+LOW = 2.0**19
+# A sum's terms become integers of so many units of a power of two above the largest.
+SUM_GRID = 2.0**36
+MAX_TERMS = 2**16  # with more, a partial sum of the largest slices might not fit float64's 53 bits
+EXPONENT_BITS = 0x7FF0000000000000  # of a float64: all else cleared, what remains is the power of two below it
+
+
+def hard_inputs(function: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs, ascending, whose value lies too near to a rounding boundary for float64 to decide, and the right results.
+
+    Two float32 arrays [n], made by parity_tests/make_hard_inputs.py with multi-precision arithmetic.
+    """
+    return _tables()[function]
+
+
+@cache
+def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    with files("samelogits").joinpath("hard_inputs.npz").open("rb") as file, np.load(file) as arrays:
+        return {name: (arrays[name][0], arrays[name][1]) for name in arrays.files}
+
+
+def check_length(terms: int) -> None:
+    """Raise InputError for a product or sum that is too long to be exact."""
+    if terms > MAX_TERMS:
+        raise InputError(f"exact arithmetic: expected sums of at most {MAX_TERMS} terms, found {terms}")
+
+
+def self_test(ops: Any, from_numpy: Callable[[np.ndarray], Any], to_numpy: Callable[[Any], np.ndarray]) -> None:
+    """Raise BackendError, with the reason, if this platform can't keep a condition that exactness rests on.
+
+    ops: an implementation's exact operations. from_numpy: float64 or float32 to its arrays, dtype kept. to_numpy: back.
+    """
+    # The rounding, at its thresholds: below FLUSH zero, from there SMALLEST, ties to even, no negative zero.
+    inputs = np.array([FLUSH, np.nextafter(FLUSH, 0), SMALLEST, -FLUSH, -0.0, 1 + 2.0**-24, 1 + 3 * 2.0**-24])
+    expected = np.array([SMALLEST, 0, SMALLEST, -SMALLEST, 0, 1, 1 + 2.0**-22], np.float32)
+    _require(to_numpy(ops.rounded(from_numpy(inputs))), expected, "rounding to float32")
+
+    # Integer products of the longest row, the largest slices, and odd ones that a lost bit would change.
+    rows = np.full((3, MAX_TERMS), 2.0**18)
+    rows[1, ::2] -= 1
+    rows[2] = np.arange(MAX_TERMS) % 1021 - 2.0**18
+    exact = np.array([[int(a @ b) for b in rows.astype(np.int64)] for a in rows.astype(np.int64)], np.float64)
+    wide = from_numpy(rows)
+    _require(to_numpy(ops.multiply_integers(wide, wide)), exact, "a float64 product of integers")
+    _require(to_numpy(ops.multiply_integers(wide[:1], wide)), exact[:1], "a float64 product of one row")
+
+    # A whole product of one row, where a compiler would like to fuse the addition into it.
+    generator = np.random.default_rng(0)
+    x, weights = generator.standard_normal((1, 1, 96), np.float32), generator.standard_normal((64, 96), np.float32)
+    found = to_numpy(ops.linear(from_numpy(x), None, ops.prepare(from_numpy(weights)), None))
+    _require(
+        found[0, 0],
+        np.array([_product(x[0, 0], row) for row in weights], np.float32),
+        "a product put together from slices",
+    )
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.float32:
+    """One element of exact-1's matrix product, in Python's own integers."""
+
+    def slices(x: np.ndarray) -> tuple[list[int], list[int], float]:
+        scale = 2.0 ** math.floor(math.log2(np.max(np.abs(x))))
+        y = x.astype(np.float64) * (HIGH / scale)
+        return [int(n) for n in np.rint(y)], [int(n) for n in np.rint((y - np.rint(y)) * LOW)], scale
+
+    (a_high, a_low, a_scale), (b_high, b_low, b_scale) = slices(a), slices(b)
+    high = _dot(a_high, b_high)
+    cross = _dot(a_high, b_low) + _dot(a_low, b_high)
+    return np.float32((high * (a_scale * HIGH**-2) + cross * (a_scale * (HIGH**-2 / LOW))) * b_scale)
+
+
+def _dot(a: list[int], b: list[int]) -> int:
+    return sum(n * m for n, m in zip(a, b, strict=True))
+
+
+def _require(found: np.ndarray, expected: np.ndarray, what: str) -> None:
+    if found.dtype != expected.dtype or found.tobytes() != expected.tobytes():
+        raise BackendError(f"exact arithmetic: expected {what} to be exact on this platform, found that it is not")
+
+
+class FlushedParameters(Mapping[str, np.ndarray]):
+    """Parameters as exact arithmetic takes them: float32, finite, without subnormals and negative zeros."""
+
+    def __init__(self, parameters: Mapping[str, np.ndarray]):
+        self._parameters = parameters
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The array; a value that is not finite raises InputError naming its place."""
+        array = self._parameters[name].astype(np.float64)
+        bad = np.argwhere(~(np.abs(array) <= np.finfo(np.float32).max))
+        if len(bad):
+            place = bad[0].tolist()
+            raise InputError(f"{name}: expected finite float32 for exact arithmetic, found {array[*place]} at {place}")
+        size = np.abs(array)
+        return np.where(size < FLUSH, 0, np.where(size < SMALLEST, np.copysign(SMALLEST, array), array)).astype(
+            np.float32
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def probe_tokens(vocab_size: int, max_seq_len: int) -> np.ndarray:
+    """The fingerprint's ids [1, T]: (i * 2654435761 mod 2^32) mod vocab_size, i below T = min(64, max_seq_len)."""
+    i = np.arange(min(64, max_seq_len), dtype=np.uint64)
+    return (i * 2654435761 % 2**32 % vocab_size).astype(np.int64)[None]
+
+
+def check_fingerprint(text: str) -> None:
+    """Raise InputError for what is no fingerprint of this version."""
+    if not re.fullmatch(VERSION + ":[0-9a-f]{64}", text):
+        raise InputError(f"fingerprint: expected {VERSION}: and 64 hexadecimal digits, found {text[:80]!r}")
+
+
+def hash_logits(logits: np.ndarray) -> str:
+    """`exact-1:` and the SHA-256 of the little-endian float32 bytes of logits [T, V]."""
+    return f"{VERSION}:{hashlib.sha256(np.ascontiguousarray(logits, '<f4').tobytes()).hexdigest()}"
