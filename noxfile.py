@@ -80,7 +80,7 @@ def build(session: nox.Session) -> None:
 import glob, zipfile
 [wheel] = glob.glob({out!r} + "/dist/*.whl")
 names = zipfile.ZipFile(wheel).namelist()
-for wanted in ("samelogits/models/shakespeare/model.safetensors", "numpy_reference/native.py", "samelogits/py.typed"):
+for wanted in ("samelogits/models/shakespeare/model.safetensors", "numpy_reference/native.py", "samelogits/hard_inputs.npz"):
     assert wanted in names, f"{{wanted}} is missing from {{wheel}}"
 print(f"{{wheel}}: {{len(names)}} files")
 """,

@@ -129,7 +129,7 @@ def test_readme_shows_a_report():
                       (ROOT / "README.md").read_text(), re.DOTALL)  # fmt: skip
     assert found, "README.md: expected the report between its two markers"
     assert re.match(r"samelogits check: \S+\ndecoder: \d+ layers", found[1])
-    assert "float64 against the float64 reference" in found[1]
+    assert "float64 against the reference" in found[1]
     assert re.search(r"^Verdict: same function \(\d+ arrays compared", found[1], re.MULTILINE)
 
 
