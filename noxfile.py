@@ -61,6 +61,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def exhaustive(session: nox.Session) -> None:
+    """Every float32 input of each unary function in exact arithmetic, in the three: some ten minutes, resumable."""
+    install(session, ".[torch,jax]")
+    session.run("python", "parity_tests/exhaustive.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Speed and memory against peers, as ratios within one run."""
     install(session, ".[all]", groups=("bench",))
@@ -80,8 +87,8 @@ def build(session: nox.Session) -> None:
 import glob, zipfile
 [wheel] = glob.glob({out!r} + "/dist/*.whl")
 names = zipfile.ZipFile(wheel).namelist()
-for wanted in ("samelogits/models/shakespeare/model.safetensors", "numpy_reference/native.py", "samelogits/hard_inputs.npz"):
-    assert wanted in names, f"{{wanted}} is missing from {{wheel}}"
+for wanted in ("models/shakespeare/model.safetensors", "hard_inputs.npz", "py.typed"):
+    assert f"samelogits/{{wanted}}" in names, f"{{wanted}} is missing from {{wheel}}"
 print(f"{{wheel}}: {{len(names)}} files")
 """,
     )
