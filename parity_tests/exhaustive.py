@@ -2,8 +2,8 @@
 
     python parity_tests/exhaustive.py [--log exhaustive.jsonl]
 
-The log gets a line for each chunk of inputs; a run that was broken off goes on behind it. Where all three give
-the same bits, and NumPy's float64 value lies further from a rounding boundary than its error or the input is in the table
+The log gets a line for each chunk of inputs; a run that was broken off goes on behind it. Where all three give the same
+bits, and either NumPy's float64 value lies further from a rounding boundary than its error or the input is in the table
 of hard inputs, the result is the correctly rounded one.
 """
 
