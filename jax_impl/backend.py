@@ -20,7 +20,7 @@ from jax_impl.optimizer import AdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
-from samelogits.exactness import self_test
+from samelogits.exactness import FlushedParameters, self_test
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
@@ -136,7 +136,7 @@ class JaxBackend:
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
         with jax.default_device(_find_device(device or self.devices()[0])):
-            return np.array(native.linear(jnp.asarray(a[None]), jnp.asarray(b.T), None, None)[0])
+            return np.array(native.linear(jnp.asarray(a[None]), jnp.asarray(b.T), None)[0])
 
     def load(
         self,
@@ -147,6 +147,8 @@ class JaxBackend:
         arithmetic: str = "native",
     ) -> JaxModel:
         place = check_request(self, dtype, device, arithmetic)
+        if arithmetic == "exact":
+            parameters = FlushedParameters(parameters)
         return JaxModel(config, parameters, dtype, place, arithmetic)
 
 

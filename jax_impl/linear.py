@@ -20,7 +20,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x_BTI: Array) -> Array:
         bias_O = None if self.bias is None else self.bias[...]  # differs: param-value
-        return self.ops.linear(x_BTI, self.weight[...], self.prepared, bias_O)
+        return self.ops.linear(x_BTI, self.weight[...], bias_O, self.prepared)
 
 
 class Embedding(nnx.Module):
@@ -36,4 +36,4 @@ class Embedding(nnx.Module):
 
     def score(self, x_BTD: Array) -> Array:
         """x E^T: one score for each row, [B, T, V]."""
-        return self.ops.linear(x_BTD, self.weight[...], self.prepared, None)
+        return self.ops.linear(x_BTD, self.weight[...], None, self.prepared)

@@ -40,7 +40,7 @@ def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
 
 
 @jax.jit
-def linear(x_BTI: Array, weight_OI: Array, prepared: None, bias_O: Array | None) -> Array:
+def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: None = None) -> Array:
     """x W^T + b, [B, T, O]."""
     y_BTO = jnp.einsum("BTI,OI->BTO", x_BTI, weight_OI, precision=lax.Precision.HIGHEST)  # differs: precision
     return y_BTO if bias_O is None else y_BTO + bias_O[None, None]

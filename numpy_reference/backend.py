@@ -14,7 +14,7 @@ from numpy_reference.tape import Array, Tape
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
-from samelogits.exactness import self_test
+from samelogits.exactness import FlushedParameters, self_test
 from samelogits.parameters import parameter_shapes
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
@@ -96,7 +96,7 @@ class NumpyBackend:
         return {"version": np.__version__, "BLAS": f"{blas['name']} {blas['version']}"}
 
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
-        return np.asarray(native.linear(a[None], b.T, None, None)[0])
+        return np.asarray(native.linear(a[None], b.T, None)[0])
 
     def load(
         self,
@@ -107,6 +107,8 @@ class NumpyBackend:
         arithmetic: str = "native",
     ) -> NumpyModel:
         place = check_request(self, dtype, device, arithmetic)
+        if arithmetic == "exact":
+            parameters = FlushedParameters(parameters)
         return NumpyModel(config, parameters, dtype, place, arithmetic)
 
 

@@ -13,6 +13,7 @@ class Cache:
         shape = (batch_size, capacity, config.n_kv_heads, config.d_head)
         self.keys = [np.zeros(shape, dtype) for _ in range(config.n_layers)]
         self.values = [np.zeros(shape, dtype) for _ in range(config.n_layers)]
+        self.batch_size = batch_size
         self.capacity = capacity
         self.filled = 0
 

@@ -62,7 +62,7 @@ def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
-def linear(x_BTI: Array, weight_OI: Array, prepared: Slices, bias_O: Array | None) -> Array:
+def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: Slices) -> Array:
     """x W^T, rounded, + b, rounded."""
     x_RI = x_BTI.reshape(-1, x_BTI.shape[-1])
     y_RO = _product(_split(_wide(x_RI)), prepared)

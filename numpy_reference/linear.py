@@ -18,7 +18,7 @@ class Linear:
         self.prepared = ops.prepare(self.weight)
 
     def __call__(self, x_BTI: Array) -> Array:
-        return self.ops.linear(x_BTI, self.weight, self.prepared, self.bias)
+        return self.ops.linear(x_BTI, self.weight, self.bias, self.prepared)
 
 
 class Embedding:
@@ -34,4 +34,4 @@ class Embedding:
 
     def score(self, x_BTD: Array) -> Array:
         """x E^T: one score for each row, [B, T, V]."""
-        return self.ops.linear(x_BTD, self.weight, self.prepared, None)
+        return self.ops.linear(x_BTD, self.weight, None, self.prepared)

@@ -52,7 +52,7 @@ def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
-def linear(x_BTI: Array, weight_OI: Array, prepared: None, bias_O: Array | None) -> Array:
+def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: None = None) -> Array:
     """x W^T + b, [B, T, O]."""
     x_RI = x_BTI.reshape(-1, x_BTI.shape[-1])  # one product of all rows: batched ones run slower
     y_RO = x_RI @ weight_OI.T
@@ -62,9 +62,9 @@ def linear(x_BTI: Array, weight_OI: Array, prepared: None, bias_O: Array | None)
     def backward(d_BTO: Array) -> Sequence[Array | None]:
         d_RO = d_BTO.reshape(-1, d_BTO.shape[-1])
         d_bias_O = None if bias_O is None else d_RO.sum(axis=0)
-        return (d_RO @ weight_OI).reshape(x_BTI.shape), d_RO.T @ x_RI, None, d_bias_O
+        return (d_RO @ weight_OI).reshape(x_BTI.shape), d_RO.T @ x_RI, d_bias_O
 
-    return record(y_RO.reshape(*x_BTI.shape[:-1], len(weight_OI)), (x_BTI, weight_OI, None, bias_O), backward)
+    return record(y_RO.reshape(*x_BTI.shape[:-1], len(weight_OI)), (x_BTI, weight_OI, bias_O), backward)
 
 
 def split_heads(x_BTE: Array, n_heads: int) -> Array:

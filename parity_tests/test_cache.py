@@ -53,3 +53,11 @@ def test_learned_positions_end_in_the_cache(place):
     cache.filled = 11
     with pytest.raises(InputError, match="at most max_seq_len 11"):
         model.extend(cache, np.zeros((5, 1), int))
+
+
+def test_a_cache_keeps_its_rows(place):
+    """A chunk of other rows than the cache has is one error, not a broadcast."""
+    model = ladder.load(ladder.LLAMA, place)
+    cache = model.new_cache(3, 8)
+    with pytest.raises(InputError, match="expected 3 rows, as the cache has, found 1"):
+        model.extend(cache, [[1, 2]])

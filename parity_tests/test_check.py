@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import numpy_reference.native
-from samelogits.backend import installed_backends
+from samelogits.backend import get_backend, installed_backends
 from samelogits.checking.check import check, count_top1, make_probe
 from samelogits.checking.measures import compare, expected_noise, layer_scales
 from samelogits.checking.precision import LIMIT, find_doubts, product_error
 from samelogits.checkpoints import open_checkpoint
+from samelogits.checkpoints.tensors import StoredTensor
 from samelogits.config import DecoderConfig
 from samelogits.errors import BackendError, InputError
 from samelogits.parameters import parameter_shapes, random_parameters
@@ -72,8 +73,8 @@ def test_fails_a_broken_reference(monkeypatch, function, wrong, stage):
     assert not report.passed
     assert next(s for s in report.stages if s.stage == stage).verdict == "different"
     expected = {"silu": "layers.0.mlp.activated", "rms_norm": "layers.0.input_layernorm"}[function]
-    assert report.first_divergence is not None
-    assert report.first_divergence.startswith(expected + " ")
+    assert report.first_divergence == expected
+    assert report.diverging == f"{OTHERS[0]} in float64"
 
 
 def test_only_numpy_proves_nothing():
@@ -145,6 +146,83 @@ def test_noise_grows_with_depth_and_unit():
     assert expected_noise(config, 32, "float32") == 2.0**29 * expected_noise(config, 32, "float64")
 
 
+class Partial:
+    """The NumPy backend under another name, with what it claims to do taken away."""
+
+    name = "partial"
+
+    def __init__(self, dtypes=(), forget=None):
+        self.dtypes, self.forget = dtypes, forget
+
+    def __getattr__(self, attribute):
+        return getattr(get_backend("numpy"), attribute)
+
+    def load(self, *arguments):
+        model = get_backend("numpy").load(*arguments)
+        model.backend = self.name
+        honest = model.activations
+        model.activations = lambda *given: {k: v for k, v in honest(*given).items() if k != self.forget}
+        return model
+
+
+def check_partial(monkeypatch, partial, **options):
+    def find(name):
+        return partial if name == "partial" else get_backend(name)
+
+    monkeypatch.setattr("samelogits.checking.check.get_backend", find)
+    return check(tiny_checkpoint(), backends=["numpy", "partial"], steps=1, **options)
+
+
+@pytest.mark.parametrize("dtypes", [(), ("float32",)])
+def test_a_backend_without_float64_is_not_proven(monkeypatch, dtypes):
+    report = check_partial(monkeypatch, Partial(dtypes), exact=False)
+    assert report.verdict == "not proven"
+    assert report.unproven == ["partial"]
+    assert "nothing was compared in float64 for partial" in report.to_text()
+
+
+def test_a_whole_backend_is_proven(monkeypatch):
+    assert check_partial(monkeypatch, Partial(("float64", "float32"))).verdict in ("same function", "same bits")
+
+
+def test_a_missing_tap_is_a_difference(monkeypatch):
+    report = check_partial(monkeypatch, Partial(("float64",), forget="layers.1.mlp.output"), exact=False)
+    assert report.verdict == "different function"
+    assert report.first_divergence == "layers.1.mlp.output"
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda:99"}, {"dtypes": ["float65"]}, {"backends": []}])
+def test_what_is_not_there_is_refused(options):
+    with pytest.raises(BackendError):
+        check(tiny_checkpoint(), steps=1, **options)
+
+
+def test_no_tokens_are_refused():
+    with pytest.raises(InputError, match="at least one"):
+        check(tiny_checkpoint(), tokens=np.zeros((1, 0), int))
+
+
+@needs_another
+def test_weights_beyond_float32_leave_exact_arithmetic_out():
+    checkpoint = tiny_checkpoint()
+    name = "model.layers.0.mlp.up_proj.weight"
+    huge = checkpoint.tensors[name].array.astype(np.float64)
+    huge[0, 0] = 1e39
+    tensors = {**checkpoint.tensors, name: StoredTensor("F64", huge)}
+    report = check(dataclasses.replace(checkpoint, tensors=tensors), dtypes=["float64"], steps=0)
+    exact = [stage for stage in report.stages if stage.dtype == "exact"]
+    assert {stage.verdict for stage in exact} == {"skipped"}
+    assert name in exact[0].reason
+
+
+@needs_another
+def test_bfloat16_is_compared_but_not_trained():
+    report = check(tiny_checkpoint(), dtypes=["float64", "bfloat16"], steps=1, exact=False)
+    training = [s for s in report.stages if (s.dtype, s.stage, s.backend) == ("bfloat16", "training", OTHERS[0])]
+    assert [stage.verdict for stage in training] == ["skipped"]
+    assert any(s.dtype == "bfloat16" and s.stage == "logits" and s.verdict == "same" for s in report.stages)
+
+
 class ReducedPrecision:
     """A backend whose products round their inputs to TF32's ten bits."""
 
@@ -160,6 +238,17 @@ class ReducedPrecision:
         return rounded(a) @ rounded(b)
 
 
+class NoPrecision(ReducedPrecision):
+    """A backend whose products are no numbers."""
+
+    def matmul(self, a, b, device=None):
+        return np.full((len(a), b.shape[1]), np.nan, np.float32)
+
+
+def test_products_that_are_no_numbers_are_a_doubt():
+    assert find_doubts(NoPrecision())
+
+
 def test_reduced_precision_is_a_doubt():
     assert product_error(ReducedPrecision()) > LIMIT
     assert "reduced precision" in find_doubts(ReducedPrecision())[0]
@@ -167,6 +256,4 @@ def test_reduced_precision_is_a_doubt():
 
 @pytest.mark.parametrize("name", installed_backends())
 def test_full_precision_is_none(name):
-    from samelogits.backend import get_backend
-
     assert find_doubts(get_backend(name)) == []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import samelogits
+from samelogits import cli
 from samelogits.backend import installed_backends
 from samelogits.cli import main
 
@@ -249,6 +250,8 @@ def test_malformed_models_are_refused_by_every_command(run, sound_model, tmp_pat
         (["logits", MODEL, "--tokens", "1", "--dtype", "bfloat16"], "float64, float32 for numpy"),
         (["logits", MODEL, "--tokens", "1", "--device", "cuda:9"], "cuda:9"),
         (["logits", "nowhere", "--tokens", "1"], "nowhere"),
+        (["logits", MODEL, "--tokens", ""], "1,2,3 or FILE.npy"),
+        (["logits", MODEL, "--tokens", "1", "--dtype", "float16"], "float16"),
         (["logits", "random:nowhere", "--tokens", "1"], "nowhere"),
     ],
 )
@@ -264,6 +267,47 @@ def test_hostile_npy_is_refused(run, tmp_path):
         b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1, 9999999999999), }".ljust(128)
     )
     assert_one_line(*run("walk", MODEL, "--tokens", str(path)), "tokens.npy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "--prompt", ""], "at least one"),
+        (["check", "--tokens", ""], "1,2,3 or FILE.npy"),
+        (["check", "--device", "cuda:99"], "cuda:99"),
+        (["check", "--dtypes", "float65"], "float65"),
+        (["check", "--dtypes", ","], "list of names"),
+        (["check", "--json", "/nowhere/report.json"], "existing folder"),
+        (["walk", MODEL, "--prompt", ""], "at least one"),
+        (["generate", MODEL, "--tokens", "1", "--max-new-tokens", "1" + "0" * 12], "max_new_tokens"),
+        (["generate", MODEL, "--tokens", "1", "--seed", "-1"], "seed"),
+        (["generate", MODEL, "--tokens", "1", "--backend", ":"], "backend"),
+        (["generate", MODEL, "--tokens", "1", "--backend", "json:dumps"], "expected an object with"),
+        (["train", "llama-tiny", "--text", __file__, "-o", "/"], "empty folder"),
+        (["train", "llama-tiny", "--text", __file__, "-o", "x", "--length", "5000"], "bytes"),
+    ],
+)
+def test_odd_arguments_are_one_line(run, arguments, words):
+    if arguments[0] == "generate" and "--backend" not in arguments:
+        arguments = [*arguments, "--backend", "numpy"]
+    assert_one_line(*run(*arguments), words)
+
+
+def test_a_fault_of_the_program_is_no_verdict(run, monkeypatch):
+    monkeypatch.setattr(cli, "open_checkpoint", lambda source: 1 / 0)
+    status, out, err = run("info", MODEL)
+    assert (status, out) == (70, "")
+    assert err.startswith("samelogits: error: internal: ZeroDivisionError")
+
+
+@pytest.mark.parametrize(("digits", "expected"), [("0", 1), (None, 0)])
+def test_a_closed_pipe_leaves_the_exit_status(digits, expected):
+    verify = "" if digits is None else f"--verify exact-1:{digits * 64}"
+    command = f"{sys.executable} -m samelogits.cli fingerprint shakespeare --backend numpy {verify}"
+    done = subprocess.run(
+        ["bash", "-c", f"({command}; echo $? >&2) | true"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split()[-1] == str(expected)
 
 
 def test_unwritable_output_is_one_line(run, tmp_path):

@@ -55,7 +55,7 @@ def check_product(place):
     ops = place.module("exact")
     model = load(ladder.LLAMA, place)
     convert = FROM_NUMPY[place.backend]
-    found = model.to_numpy(scoped(place, lambda: ops.linear(convert(a[None]), None, ops.prepare(convert(b)), None)))[0]
+    found = model.to_numpy(scoped(place, lambda: ops.linear(convert(a[None]), None, None, ops.prepare(convert(b)))))[0]
     expected = np.array([[exactness._product(x, y) if x.any() else 0 for y in b] for x in a], np.float32)
     assert found.tobytes() == expected.tobytes()
 

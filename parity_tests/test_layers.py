@@ -50,6 +50,7 @@ def test_small_layer(place, kind):
     if "norm" in kind:
         arrays = {"a.weight": rng.standard_normal(10), "a.bias": rng.standard_normal(10)}
     x = rng.integers(0, 14, (5, 7)) if kind == "Embedding" else rng.standard_normal((5, 7, 10))
+    ops = place.module("native")
     with ladder.scope(place):
 
         def load(name):
@@ -57,12 +58,13 @@ def test_small_layer(place, kind):
 
         if "norm" in kind:
             config = replace(UNKIND, norm=kind)
-            layer = place.module("normalization").make_norm(config, "a", load)
+            layer = place.module("normalization").make_norm(config, ops, "a", load)
             expected = formulas.norm_layer(config, arrays, "a", x)
         elif kind == "Embedding":
-            layer, expected = place.module("linear").Embedding("a", load), formulas.embed(x, arrays["a.weight"])
+            layer = place.module("linear").Embedding(ops, "a", load, head=False)
+            expected = formulas.embed(x, arrays["a.weight"])
         else:
-            layer = place.module("linear").Linear("a", load, kind == "Linear")
+            layer = place.module("linear").Linear(ops, "a", load, kind == "Linear")
             expected = formulas.linear(x, arrays["a.weight"], arrays["a.bias"] if kind == "Linear" else None)
         found = ladder.to_numpy(layer(ladder.to_framework(place, x)))
     ladder.assert_close(found, expected, ladder.EXACT, kind)

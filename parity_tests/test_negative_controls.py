@@ -150,8 +150,8 @@ def _(site):
     names = ("input_layernorm", "post_attention_layernorm")
 
     def build(old):
-        def init(block, config, index, load):
-            old(block, config, index, load)
+        def init(block, config, ops, index, load):
+            old(block, config, ops, index, load)
             block.config = replace(config, norm_placement="post")
 
         return init
@@ -284,14 +284,15 @@ def _(site):
 @variant("square weight transposed", "numpy", *TAPS, ladder.square(UNKIND))
 def _(site):
     site.operation(
-        "linear", lambda old: lambda x, w, bias: old(x, np.ascontiguousarray(w.T) if len(w) == w.shape[1] else w, bias)
+        "linear",
+        lambda old: lambda x, w, b, prepared: old(x, np.ascontiguousarray(w.T) if len(w) == w.shape[1] else w, b),
     )  # fmt: skip
 
 
 @variant("q and v biases dropped", "jax", *TAPS, UNKIND)
 def _(site):
     def layer(old):
-        return lambda name, load, bias: old(name, load, bias and not name.endswith(("q_proj", "v_proj")))
+        return lambda ops, name, load, bias: old(ops, name, load, bias and not name.endswith(("q_proj", "v_proj")))
 
     site.replace("attention", "Linear", layer)
 
@@ -311,8 +312,8 @@ def _(site):
 @variant("final norm left out", "torch", *LOGITS, UNKIND)
 def _(site):
     def build(old):
-        def init(stack, config, load):
-            old(stack, config, load)
+        def init(stack, config, ops, load):
+            old(stack, config, ops, load)
             stack.norm = None
 
         return init
@@ -334,7 +335,7 @@ def _(site):
 @variant("tied gradient without the head's part", "torch",
          "test_gradients.test_tied_gradient", ladder.check_tied_gradient)  # fmt: skip
 def _(site):
-    site.operation("linear", lambda old: lambda x, w, b: old(x, w.detach() if len(w) == 3 else w, b))
+    site.operation("linear", lambda old: lambda x, w, b, prepared: old(x, w.detach() if len(w) == 3 else w, b))
 
 
 def backward_of(change):
@@ -687,7 +688,8 @@ def _(site):
 @variant("float32 within a float64 model", "torch", *TAPS, UNKIND)
 def _(site):
     site.operation(
-        "linear", lambda old: lambda x, w, b: old(x.float(), w.float(), None if b is None else b.float()).double()
+        "linear",
+        lambda old: lambda x, w, b, prepared: old(x.float(), w.float(), None if b is None else b.float()).double(),
     )
 
 

@@ -15,7 +15,7 @@ from pytorch_impl.optimizer import AdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
-from samelogits.exactness import self_test
+from samelogits.exactness import FlushedParameters, self_test
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
@@ -109,9 +109,7 @@ class TorchBackend:
     def matmul(self, a: np.ndarray, b: np.ndarray, device: str | None = None) -> np.ndarray:
         place = device or self.devices()[0]
         return (
-            native.linear(torch.tensor(a[None], device=place), torch.tensor(b.T, device=place), None, None)[0]
-            .cpu()
-            .numpy()
+            native.linear(torch.tensor(a[None], device=place), torch.tensor(b.T, device=place), None)[0].cpu().numpy()
         )
 
     def load(
@@ -123,6 +121,8 @@ class TorchBackend:
         arithmetic: str = "native",
     ) -> TorchModel:
         place = check_request(self, dtype, device, arithmetic)
+        if arithmetic == "exact":
+            parameters = FlushedParameters(parameters)
         return TorchModel(config, parameters, dtype, place, arithmetic)
 
 

@@ -61,7 +61,7 @@ def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
-def linear(x_BTI: Tensor, weight_OI: Tensor, prepared: Slices, bias_O: Tensor | None) -> Tensor:
+def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, prepared: Slices) -> Tensor:
     """x W^T, rounded, + b, rounded."""
     x_RI = x_BTI.flatten(0, 1)
     y_RO = _product(_split(_wide(x_RI)), prepared)

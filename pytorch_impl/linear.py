@@ -19,7 +19,7 @@ class Linear(nn.Module):
         self.prepared = ops.prepare(self.weight)
 
     def forward(self, x_BTI: Tensor) -> Tensor:
-        return self.ops.linear(x_BTI, self.weight, self.prepared, self.bias)
+        return self.ops.linear(x_BTI, self.weight, self.bias, self.prepared)
 
 
 class Embedding(nn.Module):
@@ -36,4 +36,4 @@ class Embedding(nn.Module):
 
     def score(self, x_BTD: Tensor) -> Tensor:
         """x E^T: one score for each row, [B, T, V]."""
-        return self.ops.linear(x_BTD, self.weight, self.prepared, None)
+        return self.ops.linear(x_BTD, self.weight, None, self.prepared)

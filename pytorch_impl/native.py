@@ -31,7 +31,7 @@ def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
-def linear(x_BTI: Tensor, weight_OI: Tensor, prepared: None, bias_O: Tensor | None) -> Tensor:
+def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, prepared: None = None) -> Tensor:
     """x W^T + b, [B, T, O]."""
     return F.linear(x_BTI, weight_OI, bias_O)
 

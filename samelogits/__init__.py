@@ -7,7 +7,7 @@ from pathlib import Path
 from samelogits.backend import Model, get_backend
 from samelogits.checking.check import check
 from samelogits.checkpoints import Checkpoint, open_checkpoint
-from samelogits.exactness import FlushedParameters, hash_logits, probe_tokens
+from samelogits.exactness import hash_logits, probe_tokens
 
 __all__ = ["check", "fingerprint", "load", "open_checkpoint"]
 __version__ = "0.1.0"
@@ -30,13 +30,10 @@ def load(
     Raises SamelogitsError for a source, backend, dtype or device that can't be used.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    parameters = checkpoint.parameters()
-    if arithmetic == "exact":
-        parameters = FlushedParameters(parameters)
-    return get_backend(backend).load(checkpoint.config, parameters, dtype, device, arithmetic)
+    return get_backend(backend).load(checkpoint.config, checkpoint.parameters(), dtype, device, arithmetic)
 
 
-def fingerprint(source: str | Path | Checkpoint, backend: str = "numpy", device: str | None = None) -> str:
+def fingerprint(source: str | Path | Checkpoint, backend: str = "torch", device: str | None = None) -> str:
     """`exact-1:` and a SHA-256 of the exact logits of the probe tokens: one string for one function, on any backend.
 
     Arguments and errors as for load.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from samelogits.batch import IGNORE_INDEX, Batch, Targets, check_ids, check_mask, check_targets, prepare
-from samelogits.config import DecoderConfig
+from samelogits.config import SIZE_LIMIT, DecoderConfig
 from samelogits.errors import BackendError, InputError
 from samelogits.sampling import SamplingSettings, choose
 from samelogits.schedule import AdamWSettings, learning_rate
@@ -91,7 +91,7 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def new_cache(self, batch_size: int, capacity: int) -> Any:
-        """An empty key/value cache with .filled and .capacity."""
+        """An empty key/value cache with .batch_size, .capacity and .filled."""
 
     @abc.abstractmethod
     def run_forward(self, batch: Batch, cache: Any, tap: Tap) -> Any:
@@ -140,7 +140,10 @@ class Model(abc.ABC):
 
         Nothing is shifted here: targets[b, t] is what should follow tokens[b, t]. Raises InputError if none counts.
         """
-        return self.run_loss(*self._training_input(tokens, targets, ignore_index, attention_mask, None))
+        loss = self.run_loss(*self._training_input(tokens, targets, ignore_index, attention_mask, None))
+        if self.arithmetic == "exact" and not np.isfinite(loss):
+            raise InputError(f"exact arithmetic: expected a finite loss, found {loss}")
+        return loss
 
     def loss_and_gradients(
         self, tokens: Any, targets: Any, ignore_index: int = IGNORE_INDEX, attention_mask: Any = None
@@ -160,6 +163,9 @@ class Model(abc.ABC):
 
         attention_mask: [B, cache.filled + T], over the cached tokens too. Raises InputError when the cache is full.
         """
+        rows = len(check_ids(tokens, "tokens", self.config.vocab_size))
+        if rows != cache.batch_size:
+            raise InputError(f"tokens: expected {cache.batch_size} rows, as the cache has, found {rows}")
         batch = prepare(self.config, tokens, attention_mask, filled=cache.filled, key_slots=cache.capacity)
         return self._run(batch, cache)
 
@@ -192,8 +198,8 @@ class Model(abc.ABC):
             raise InputError(
                 "tokens: expected at least one, found an empty prompt: begin with the end token or a space"
             )
-        if max_new_tokens < 0:
-            raise InputError(f"max_new_tokens: expected at least 0, found {max_new_tokens}")
+        if type(max_new_tokens) is not int or not 0 <= max_new_tokens <= SIZE_LIMIT:
+            raise InputError(f"max_new_tokens: expected a whole number from 0 to {SIZE_LIMIT}, found {max_new_tokens}")
         mask = check_mask(attention_mask, (B, T))
         if not mask[:, -1].all():
             raise InputError("attention_mask: expected padding on the left, found a row that ends in padding")
@@ -283,10 +289,13 @@ def get_backend(name: str) -> Backend:
     module, _, attribute = points.get(name, name).partition(":")
     try:
         found: Backend = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise BackendError(f"backend {name}: expected its framework installed, found: {error}") from error
     except AttributeError as error:
         raise BackendError(f"backend {name}: expected {attribute!r} in module {module}, found nothing") from error
+    except Exception as error:  # whatever a framework raises when it can't be imported
+        raise BackendError(f"backend {name}: expected its framework installed, found: {error}") from error
+    missing = [member for member in ("name", "dtypes", "devices", "load") if not hasattr(found, member)]
+    if missing:
+        raise BackendError(f"backend {name}: expected an object with {', '.join(missing)}, found {found!r}")
     return found
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 import samelogits
 from samelogits.backend import ARITHMETICS, DTYPES, Model, backend_names
 from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
-from samelogits.checkpoints.atomic import atomic_file
+from samelogits.checkpoints.atomic import atomic_file, check_directory, check_file
 from samelogits.errors import InputError, SamelogitsError
 from samelogits.exactness import check_fingerprint
 
 DEFAULT_MODEL = "shakespeare"
-SAME, DIFFERENT, BAD_INPUT, NOT_PROVEN = 0, 1, 2, 3
+SAME, DIFFERENT, BAD_INPUT, NOT_PROVEN, FAULT = 0, 1, 2, 3, 70
 
 MODEL_HELP = (
     "a Hugging Face or canonical folder, a .gguf file, hf://owner/name, random:<preset>, or a shipped model "
@@ -30,21 +32,25 @@ MODEL_HELP = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 same, 1 different, 2 bad input or usage, 3 not proven."""
+    """Run one command; returns the exit status: 0 same, 1 different, 2 bad input or usage, 3 not proven, 70 a fault of
+    the program itself."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no error
     try:
         status: int = options.run(options)
-        sys.stdout.flush()
         return status
     except SamelogitsError as error:
         return _fail(str(error))
-    except BrokenPipeError:  # the reader of the output has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SAME
-    except MemoryError:
-        return _fail("memory: expected enough for the model, found too little")
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if isinstance(error, MemoryError) or re.search("allocate memory|out of memory|RESOURCE_EXHAUSTED", str(error)):
+            return _fail("memory: expected enough for the model and its input, found too little")
+        if os.environ.get("SAMELOGITS_TRACEBACK"):
+            raise
+        _fail(f"internal: {type(error).__name__}: {error} (SAMELOGITS_TRACEBACK=1 shows where; please report it)")
+        return FAULT
 
 
 def _fail(message: str) -> int:
@@ -52,15 +58,26 @@ def _fail(message: str) -> int:
     return BAD_INPUT
 
 
+def _say(text: str) -> None:
+    """Print a result. A reader that has gone, as `| head` does, changes neither the work nor the exit status."""
+    try:
+        print(text, end="" if text.endswith("\n") else "\n", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _check(options: argparse.Namespace) -> int:
     from samelogits.checking.check import check
 
+    if options.json:
+        check_file(Path(options.json), overwrite=True)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and JAX may share a device's memory
     checkpoint = open_checkpoint(options.model)
     progress = _progress()
     report = check(
         checkpoint,
         backends=options.backends,
-        tokens=_tokens(options, checkpoint) if options.tokens or options.prompt is not None else None,
+        tokens=None if options.tokens is None and options.prompt is None else _tokens(options, checkpoint),
         dtypes=options.dtypes or ("float64", "float32"),
         device=options.device,
         steps=options.steps,
@@ -68,21 +85,22 @@ def _check(options: argparse.Namespace) -> int:
         progress=progress,
     )
     progress("")
-    sys.stdout.write(report.to_text())
     if options.json:
         with atomic_file(Path(options.json), overwrite=True) as file:
             file.write(report.to_json().encode())
+    _say(report.to_text())
     return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
 
 
 def _logits(options: argparse.Namespace) -> int:
+    check_file(Path(options.output), overwrite=True)
     checkpoint = open_checkpoint(options.model)
     tokens = _tokens(options, checkpoint)
     logits_BTV = _load(options, checkpoint, options.backend).logits(tokens)
     with atomic_file(Path(options.output), overwrite=True) as file:
         np.save(file, logits_BTV)
     largest = np.max(logits_BTV, initial=-np.inf)
-    print(f"{options.output}: {logits_BTV.dtype} {list(logits_BTV.shape)}, largest {largest:.6g}")
+    _say(f"{options.output}: {logits_BTV.dtype} {list(logits_BTV.shape)}, largest {largest:.6g}")
     return SAME
 
 
@@ -110,11 +128,8 @@ def _generate(options: argparse.Namespace) -> int:
         on_token=count_token,
     )
     progress("")
-    if options.prompt is not None:
-        print(checkpoint.load_tokenizer().decode(generated[0].tolist()))
-    else:
-        for row in generated:
-            print(",".join(map(str, row)))
+    for row in generated.tolist():
+        _say(_text(checkpoint, row) if options.prompt is not None else ",".join(map(str, row)))
     return SAME
 
 
@@ -128,21 +143,21 @@ def _walk(options: argparse.Namespace) -> int:
         decode = checkpoint.load_tokenizer().decode
     except InputError:
         decode = None
-    sys.stdout.write(walk(models, tokens, decode))
+    _say(walk(models, tokens, decode))
     return SAME
 
 
 def _convert(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(options.model)
     save_checkpoint(checkpoint, options.output, options.to)
-    print(f"{options.output}: {options.to}, {len(checkpoint.tensors)} tensors from {checkpoint.source}")
+    _say(f"{options.output}: {options.to}, {len(checkpoint.tensors)} tensors from {checkpoint.source}")
     return SAME
 
 
 def _info(options: argparse.Namespace) -> int:
     from samelogits.info import describe
 
-    sys.stdout.write(describe(open_checkpoint(options.model), _progress()))
+    _say(describe(open_checkpoint(options.model), _progress()))
     return SAME
 
 
@@ -150,7 +165,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from samelogits.doctor import examine
 
     text, fair = examine()
-    sys.stdout.write(text)
+    _say(text)
     return SAME if fair else DIFFERENT
 
 
@@ -173,6 +188,9 @@ def _train(options: argparse.Namespace) -> int:
         learning_rate=options.learning_rate, beta2=0.99, warmup_steps=options.steps // 30, total_steps=options.steps
     )
     held_out = min(len(ids) // 20, 50_000)
+    if held_out <= options.length:
+        raise InputError(f"{options.text}: expected more than {20 * (options.length + 1)} bytes, found {len(ids)}")
+    check_directory(Path(options.output))
     model = get_backend(options.backend).load(config, initial_parameters(config, options.seed), "float32", None)
     progress = _progress()
 
@@ -182,7 +200,7 @@ def _train(options: argparse.Namespace) -> int:
     train(model, ids[:-held_out], settings, options.batch_size, options.length, options.seed, show)
     loss = mean_loss(model, ids[-held_out:], options.length)
     save_checkpoint(trained_checkpoint(config, model.parameters()), options.output, "canonical")
-    print(f"{options.output}: {loss:.4f} nats a byte on the last {held_out} bytes, which it was not trained on")
+    _say(f"{options.output}: {loss:.4f} nats a byte on the last {held_out} bytes, which it was not trained on")
     return SAME
 
 
@@ -190,7 +208,7 @@ def _fingerprint(options: argparse.Namespace) -> int:
     if options.verify is not None:
         check_fingerprint(options.verify)
     found = samelogits.fingerprint(options.model, options.backend, options.device)
-    print(found)
+    _say(found)
     if options.verify in (None, found):
         return SAME
     print(f"expected {options.verify}", file=sys.stderr)
@@ -206,7 +224,7 @@ def _tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
         if options.tokens.endswith(".npy"):
             try:
                 return np.load(options.tokens, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
+            except Exception as error:  # whatever NumPy's reader of headers raises
                 raise InputError(f"{options.tokens}: expected a .npy file of token ids: {error}") from error
         try:
             return [[int(part) for part in options.tokens.split(",")]]
@@ -215,6 +233,14 @@ def _tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     if options.prompt is None:
         raise InputError("tokens: expected --prompt TEXT or --tokens 1,2,3|FILE.npy, found neither")
     return [checkpoint.load_tokenizer().encode(options.prompt)]
+
+
+def _text(checkpoint: Checkpoint, ids: list[int]) -> str:
+    """The text of the ids, or the ids themselves where the tokenizer has no token for one."""
+    try:
+        return checkpoint.load_tokenizer().decode(ids)
+    except InputError:
+        return ",".join(map(str, ids))
 
 
 def _progress() -> Callable[[str], None]:
@@ -234,11 +260,19 @@ def _progress() -> Callable[[str], None]:
     return show
 
 
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        _fail(f"{message} (see {self.prog} --help)")
+        raise SystemExit(BAD_INPUT)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="samelogits",
         description="Proves that implementations of a language model are the same function. Exit status: 0 same (or "
-        "done), 1 different, 2 bad input or usage, 3 not proven.",
+        "done), 1 different, 2 bad input or usage, 3 not proven, 70 a fault of the program.",
     )
     parser.add_argument("--version", action="version", version=f"samelogits {samelogits.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -304,7 +338,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-k", type=int, metavar="K")
     generate.add_argument("--top-p", type=float, metavar="P")
     generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R")
-    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--seed", type=_count, default=0)
 
     walk = command(
         "walk",
@@ -362,12 +396,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
+    names = [part for part in text.split(",") if part]
+    if not names:
+        raise ValueError
+    return names
 
 
 def _count(text: str) -> int:
     value = int(text)
-    if value < 0:
+    if not 0 <= value < 2**63:
         raise ValueError
     return value
 
@@ -379,6 +416,7 @@ def _positive(text: str) -> int:
     return value
 
 
+_names.__name__ = "list of names"
 _count.__name__ = "whole number"  # argparse shows it: invalid whole number value
 _positive.__name__ = "positive whole number"
 

@@ -22,7 +22,7 @@ LAYER_LIMIT = 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Architecture of a decoder-only transformer. Every field changes the function, and none has a silent default.
+    """Architecture of a decoder-only transformer. Every field is part of the function, and none has a silent default.
 
     vocab_size: V, rows of the embedding and columns of the logits.
     d_model: D, width of the residual stream.

@@ -70,7 +70,7 @@ def self_test(ops: Any, from_numpy: Callable[[np.ndarray], Any], to_numpy: Calla
     # A whole product of one row, where a compiler would like to fuse the addition into it.
     generator = np.random.default_rng(0)
     x, weights = generator.standard_normal((1, 1, 96), np.float32), generator.standard_normal((64, 96), np.float32)
-    found = to_numpy(ops.linear(from_numpy(x), None, ops.prepare(from_numpy(weights)), None))
+    found = to_numpy(ops.linear(from_numpy(x), None, None, ops.prepare(from_numpy(weights))))
     _require(
         found[0, 0],
         np.array([_product(x[0, 0], row) for row in weights], np.float32),
@@ -139,5 +139,5 @@ def check_fingerprint(text: str) -> None:
 
 
 def hash_logits(logits: np.ndarray) -> str:
-    """`exact-1:` and the SHA-256 of the little-endian float32 bytes of logits [T, V]."""
+    """`exact-1:` and the SHA-256 of the little-endian float32 bytes of logits, in their order."""
     return f"{VERSION}:{hashlib.sha256(np.ascontiguousarray(logits, '<f4').tobytes()).hexdigest()}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from samelogits.backend import Model
 from samelogits.batch import check_ids
+from samelogits.errors import InputError
 from samelogits.taps import tap_names
 
 _TITLES = {
@@ -47,12 +48,19 @@ def walk(
     """
     config = models[0].config
     ids = check_ids(tokens, "tokens", config.vocab_size)[:1]
+    if ids.size == 0:
+        raise InputError("tokens: expected at least one, found none")
     activations = [model.activations(ids) for model in models]
     names = [model.backend for model in models]
     width = max(map(len, names))
 
     def show(token: int) -> str:
-        return f"{token}" if decode is None else f"{token} {decode([token])!r}"
+        if decode is None:
+            return f"{token}"
+        try:
+            return f"{token} {decode([token])!r}"
+        except InputError:  # the vocabulary has more rows than the tokenizer has tokens
+            return f"{token}"
 
     T = ids.shape[1]
     lines = [f"[1] token ids {list(ids.shape)}", "    " + "  ".join(show(int(i)) for i in ids[0])]

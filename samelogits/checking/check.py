@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.backend import Backend, Model, get_backend, installed_backends
+from samelogits.backend import DTYPES, Backend, Model, get_backend, installed_backends
 from samelogits.batch import IGNORE_INDEX, check_ids, check_mask, prepare
 from samelogits.checking.measures import Difference, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
 from samelogits.checking.report import Report, StageResult
 from samelogits.checkpoints import Checkpoint, open_checkpoint
-from samelogits.errors import BackendError
-from samelogits.exactness import FlushedParameters, hash_logits
+from samelogits.errors import BackendError, InputError, SamelogitsError
 from samelogits.schedule import AdamWSettings
 
 Progress = Callable[[str], None]
@@ -53,6 +53,8 @@ def make_probe(
         mask_BT[1, : length // 5] = False
     else:
         tokens_BT = check_ids(tokens, "tokens", vocab_size)
+        if tokens_BT.size == 0:
+            raise InputError("tokens: expected at least one, found none")
         mask_BT = check_mask(attention_mask, tokens_BT.shape)
     targets_BT = np.full_like(tokens_BT, IGNORE_INDEX)
     real_BT = mask_BT[:, :-1] & mask_BT[:, 1:]
@@ -94,9 +96,15 @@ def check(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     names = list(backends) if backends is not None else installed_backends()
-    found = {name: get_backend(name) for name in names}
+    found = {backend.name: backend for backend in map(get_backend, names)}
     if not found:
         raise BackendError("backends: expected at least one, found none")
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise BackendError(f"dtypes: expected some of {', '.join(DTYPES)}, found {dtype!r}")
+    devices = {name: find_device(backend, device) for name, backend in found.items()}
+    if device is not None and device not in devices.values():
+        raise BackendError(f"device: expected one that a backend has, found {device!r}")
     probe = make_probe(checkpoint.config.vocab_size, checkpoint.config.position_limit, tokens, attention_mask)
     report = Report(
         source=checkpoint.source,
@@ -104,20 +112,22 @@ def check(
         reference="NumPy in float64, gradients by hand",
         tokens_shape=probe.tokens_BT.shape,
         versions={name: backend.describe()["version"] for name, backend in found.items()},
+        devices=devices,
     )
-    for backend in found.values():
-        report.doubts += find_doubts(backend, device)
+    for name, backend in found.items():
+        report.doubts += find_doubts(backend, devices[name])
     runner = _Runner(checkpoint, probe, steps, report, progress)
     reference = runner.run_reference()
     for dtype in dtypes:
         for backend in found.values():
             if backend.name == "numpy" and dtype == "float64":
                 continue  # the reference itself
-            runner.run(backend, dtype, device, reference)
+            runner.run(backend, dtype, devices[backend.name], reference)
     del reference
-    if exact and set(found) != {"numpy"}:
-        runner.run_exact(found.values(), device)
-    if len(found) == 1 and "numpy" in found:
+    others = [backend for backend in found.values() if backend.name != "numpy"]
+    if exact and others:
+        runner.run_exact(others, devices)
+    if not others:
         report.doubts.append("only NumPy ran: install samelogits[torch] or samelogits[jax] to compare")
     return report
 
@@ -149,7 +159,7 @@ class _Runner:
         losses = self._train(model, say)
         return Outcome(activations, loss, gradients, losses, model.parameters(), continued_BT, continued_logits)
 
-    def run(self, backend: Backend, dtype: str, device: str | None, reference: Outcome) -> None:
+    def run(self, backend: Backend, dtype: str, device: str, reference: Outcome) -> None:
         """Every stage of one backend in one dtype."""
         if dtype not in backend.dtypes:
             for stage in MARGINS:
@@ -159,12 +169,11 @@ class _Runner:
         p = self.probe
         say = self._teller(dtype, backend.name)
         say("load")
-        usable = device if device in backend.devices() else None
-        model = backend.load(self.checkpoint.config, self.checkpoint.parameters(), dtype, usable)
+        model = backend.load(self.checkpoint.config, self.checkpoint.parameters(), dtype, device)
 
         say("logits and taps")
         found = self._real(model.activations(p.tokens_BT, p.mask_BT))
-        taps = [compare(name, found[name], array, dtype) for name, array in reference.activations.items()]
+        taps = _compare_all(found, reference.activations, dtype)
         self._add(model, "logits", taps[-1:], (found["logits"], reference.activations["logits"], p.mask_BT))
         self._add(model, "taps", taps)
         del found
@@ -181,10 +190,9 @@ class _Runner:
         known = _blank(reference.continued_logits, mask_BT)
         self._add(model, "generation", [compare("logits", cached, known, dtype)], (cached, known, mask_BT))
 
-        if self.steps == 0:
-            self.report.stages.append(
-                StageResult(dtype, "training", backend.name, "skipped", reason="no steps asked for")
-            )
+        if self.steps == 0 or dtype == "bfloat16":
+            reason = "no steps asked for" if self.steps == 0 else "its moments underflow in bfloat16"
+            self.report.stages.append(StageResult(dtype, "training", backend.name, "skipped", reason=reason))
             return
         losses = self._train(model, say)
         curve = [compare(f"loss of step {i}", losses[i], reference.losses[i], dtype) for i in range(self.steps)]
@@ -193,36 +201,52 @@ class _Runner:
         weights = _by_layer(model.parameters(), reference.weights, dtype) if dtype == "float64" else []
         self._add(model, "training", curve + weights)
 
-    def run_exact(self, backends: Iterable[Backend], device: str | None) -> None:
+    def run_exact(self, backends: Sequence[Backend], devices: Mapping[str, str]) -> None:
         """Every tap of every backend in exact arithmetic, against NumPy's bits."""
-        p, checkpoint = self.probe, self.checkpoint
-        self._teller("exact", "numpy (reference)")("logits and taps")
-        expected = load_exact(get_backend("numpy"), checkpoint, None).activations(p.tokens_BT, p.mask_BT)
-        self.report.exact_logits = hash_logits(expected["logits"])
+        try:
+            expected = self._activate_exactly(get_backend("numpy"), "cpu", "numpy (reference)")
+        except SamelogitsError as error:  # weights or values that exact arithmetic doesn't take
+            for backend in backends:
+                self.report.stages.append(StageResult("exact", "bits", backend.name, "skipped", reason=str(error)))
+            return
+        self.report.exact_logits = f"sha256:{hashlib.sha256(expected['logits'].tobytes()).hexdigest()}"
         for backend in backends:
-            if backend.name == "numpy":
+            try:
+                found = self._activate_exactly(backend, devices[backend.name], backend.name)
+            except SamelogitsError as error:  # a platform that can't keep the bits
+                self.report.stages.append(StageResult("exact", "bits", backend.name, "skipped", reason=str(error)))
                 continue
-            self._teller("exact", backend.name)("logits and taps")
-            usable = device if device in backend.devices() else None
-            found = load_exact(backend, checkpoint, usable).activations(p.tokens_BT, p.mask_BT)
-            differing = [name for name, array in expected.items() if found[name].tobytes() != array.tobytes()]
-            shown = compare(differing[0], found[differing[0]], expected[differing[0]], "float32") if differing else None
-            if differing and self.report.first_divergence is None:
-                self.report.first_divergence = f"{differing[0]} of {backend.name} in exact arithmetic"
+            same = {
+                name for name, array in expected.items() if name in found and found[name].tobytes() == array.tobytes()
+            }
+            differing = [d for d in _compare_all(found, expected, "float32") if d.name not in same]
+            shown = differing[0] if differing else Difference("", 0.0, 0.0, 0.0, ())
+            self._note_divergence(differing, backend.name, "exact arithmetic")
             self.report.stages.append(
                 StageResult(
                     dtype="exact",
                     stage="bits",
                     backend=backend.name,
                     verdict="different" if differing else "same",
-                    error=shown.absolute if shown else 0.0,
-                    relative=shown.relative if shown else 0.0,
-                    ulps=shown.ulps if shown else 0.0,
-                    where=shown.name if shown else "",
-                    place=shown.place if shown else (),
+                    error=shown.absolute,
+                    relative=shown.relative,
+                    ulps=shown.ulps,
+                    where=shown.name,
+                    place=shown.place,
                     compared=len(expected),
                 )
             )
+
+    def _activate_exactly(self, backend: Backend, device: str, label: str) -> dict[str, np.ndarray]:
+        self._teller("exact", label)("logits and taps")
+        checkpoint = self.checkpoint
+        model = backend.load(checkpoint.config, checkpoint.parameters(), "float32", device, "exact")
+        return model.activations(self.probe.tokens_BT, self.probe.mask_BT)
+
+    def _note_divergence(self, over: Sequence[Difference], backend: str, dtype: str) -> None:
+        if over and self.report.first_divergence is None:
+            self.report.first_divergence = over[0].name
+            self.report.diverging = f"{backend} in {dtype}"
 
     def _add(
         self,
@@ -235,10 +259,8 @@ class _Runner:
         limit = MARGINS[stage] * expected_noise(config, self.probe.tokens_BT.shape[1], model.dtype)
         over = [d for d in differences if not d.relative <= limit]
         shown = worst(differences)
-        if over and stage == "taps":
-            shown = over[0]
-            if self.report.first_divergence is None:
-                self.report.first_divergence = f"{shown.name} of {model.backend} in {model.dtype}"
+        if stage == "taps":
+            self._note_divergence(over, model.backend, model.dtype)
         top1, near_ties, positions = (None, None, None) if logits is None else count_top1(*logits, limit)
         self.report.stages.append(
             StageResult(
@@ -306,9 +328,10 @@ class _Runner:
         return lambda text: self.progress(f"{dtype} {name}: {text}")
 
 
-def load_exact(backend: Backend, checkpoint: Checkpoint, device: str | None) -> Model:
-    """The checkpoint in exact arithmetic."""
-    return backend.load(checkpoint.config, FlushedParameters(checkpoint.parameters()), "float32", device, "exact")
+def find_device(backend: Backend, wanted: str | None) -> str:
+    """The device wanted if the backend has it, otherwise its first."""
+    devices = backend.devices()
+    return wanted if wanted in devices else devices[0]
 
 
 def count_top1(candidate: np.ndarray, reference: np.ndarray, mask_BT: np.ndarray, limit: float) -> tuple[int, int, int]:
@@ -340,5 +363,19 @@ def _blank(array: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
 
 
 def _by_layer(found: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], dtype: str) -> list[Difference]:
-    scales = layer_scales(reference)
-    return [compare(name, found[name], array, dtype, scales[name]) for name, array in reference.items()]
+    return _compare_all(found, reference, dtype, layer_scales(reference))
+
+
+def _compare_all(
+    found: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+    dtype: str,
+    scales: Mapping[str, float] | None = None,
+) -> list[Difference]:
+    """Every array of the reference, in its order; one that is missing, or too many, is infinitely wrong."""
+    nothing = np.empty(0)
+    differences = [
+        compare(name, found.get(name, nothing), array, dtype, None if scales is None else scales[name])
+        for name, array in reference.items()
+    ]
+    return differences + [compare(name, found[name], nothing, dtype) for name in found if name not in reference]

@@ -10,7 +10,7 @@ import numpy as np
 
 from samelogits.config import DecoderConfig
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def compare(
         return Difference(name, 0.0, 0.0, 0.0, place)
     value = abs(float(reference[place]))
     unit = 2 * UNIT_ROUNDOFF[dtype]
-    spacing = unit * (2.0 ** math.floor(math.log2(value)) if 0 < value < math.inf else 2.0**-126)
+    smallest = 2.0**-1022 if dtype == "float64" else 2.0**-126
+    spacing = unit * (2.0 ** math.floor(math.log2(value)) if smallest < value < math.inf else smallest)
     largest = largest_magnitude(reference) if scale is None else scale
     return Difference(name, worst, worst / largest if largest > 0 else np.inf, worst / spacing, place)
 

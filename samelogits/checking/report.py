@@ -49,10 +49,12 @@ class Report:
     reference: str
     tokens_shape: tuple[int, int]
     versions: dict[str, str]
+    devices: dict[str, str]
     stages: list[StageResult] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    first_divergence: str | None = None
-    exact_logits: str | None = None  # version and SHA-256 of the logits in exact arithmetic, as NumPy gives them
+    first_divergence: str | None = None  # the first tap outside its limit, in data-flow order
+    diverging: str | None = None  # the backend and dtype that it was seen in
+    exact_logits: str | None = None  # SHA-256 of the probe's logits in exact arithmetic, as NumPy gives them
 
     @property
     def verdict(self) -> Verdict:
@@ -60,9 +62,16 @@ class Report:
         compared = [s for s in self.stages if s.verdict != "skipped" and s.compared]
         if any(s.verdict == "different" for s in compared):
             return "different function"
-        if self.doubts or not any(s.dtype == "float64" for s in compared):
+        if self.doubts or self.unproven:
             return "not proven"
         return "same bits" if all(s.error == 0 for s in compared) else "same function"
+
+    @property
+    def unproven(self) -> list[str]:
+        """Backends of which nothing was compared in float64; NumPy alone if nothing else was there to compare."""
+        proven = {s.backend for s in self.stages if s.dtype == "float64" and s.verdict != "skipped" and s.compared}
+        others = [name for name in self.versions if name != "numpy"] or list(self.versions)
+        return [name for name in others if name not in proven]
 
     @property
     def passed(self) -> bool:
@@ -98,16 +107,17 @@ class Report:
         lines = [f"samelogits check: {self.source}", _describe(self.config)]
         B, T = self.tokens_shape
         lines.append(f"tokens: {B} rows of {T}; reference: {self.reference}")
-        lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
+        lines += [f"{name} {version}, on {self.devices[name]}" for name, version in self.versions.items()]
         for dtype in dict.fromkeys(stage.dtype for stage in self.stages):
             title = "exact arithmetic, against NumPy's bits" if dtype == "exact" else f"{dtype} against the reference"
             lines += ["", title, *_table([s for s in self.stages if s.dtype == dtype])]
         lines.append("")
-        lines += [f"  doubt: {doubt}" for doubt in self.doubts]
+        lines += [f"Doubt: {doubt}" for doubt in self.doubts]
+        lines += [f"Doubt: nothing was compared in float64 for {name}" for name in self.unproven]
         if self.exact_logits:
             lines.append(f"Logits in exact arithmetic: {self.exact_logits}")
         if self.first_divergence:
-            lines.append(f"First divergence: {self.first_divergence}")
+            lines.append(f"First divergence: {self.first_divergence} ({self.diverging})")
         lines.append(f"Verdict: {self.verdict} ({self.coverage})")
         return "\n".join(lines) + "\n"
 

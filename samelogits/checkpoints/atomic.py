@@ -21,7 +21,7 @@ def atomic_file(path: Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     system does. Nothing is left behind.
     """
     path = Path(os.path.abspath(path))
-    _refuse(path, os.path.lexists(path) and not (overwrite and path.is_file()), "no such file yet")
+    check_file(path, overwrite)
     temporary = _beside(path)
     try:
         with open(temporary, "xb") as file:
@@ -44,7 +44,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     CheckpointError; nothing is left behind.
     """
     path = Path(os.path.abspath(path))
-    _refuse(path, os.path.lexists(path) and not _is_empty_folder(path), "nothing or an empty folder")
+    check_directory(path)
     temporary = _beside(path)
     try:
         temporary.mkdir()
@@ -58,12 +58,24 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def check_file(path: Path, overwrite: bool = False) -> None:
+    """Raise CheckpointError if atomic_file would refuse the path: worth knowing before long work."""
+    expected = "a name for a file" if overwrite else "no such file yet"
+    _refuse(path, os.path.lexists(path) and not (overwrite and path.is_file()), expected)
+
+
+def check_directory(path: Path) -> None:
+    """Raise CheckpointError if atomic_directory would refuse the path: worth knowing before long work."""
+    _refuse(path, os.path.lexists(path) and not _is_empty_folder(path), "nothing or an empty folder")
+
+
 def _beside(path: Path) -> Path:
     # In the same folder, since a rename is atomic only within one file system.
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
 
 
 def _refuse(path: Path, occupied: bool, expected: str) -> None:
+    path = Path(os.path.abspath(path))
     if occupied:
         raise CheckpointError(f"{path}: expected {expected}, found something that writing would destroy")
     if not path.parent.is_dir():
