@@ -181,6 +181,23 @@ def test_a_backend_without_float64_is_not_proven(monkeypatch, dtypes):
     assert "nothing was compared in float64 for partial" in report.to_text()
 
 
+def test_a_framework_that_fails_to_load_is_named(monkeypatch):
+    """Left out of the default comparison, but not in silence."""
+
+    def find(name):
+        if name == "jax":
+            raise BackendError("backend jax: expected its framework installed, found: a broken one")
+        return get_backend(name)
+
+    monkeypatch.setattr("samelogits.backend.get_backend", find)
+    report = check(tiny_checkpoint(), dtypes=["float64"], steps=0, exact=False)
+    assert "jax" not in report.versions
+    assert "a broken one" in report.left_out["jax"]
+    assert "jax is left out: backend jax: expected its framework installed" in report.to_text()
+    assert "not compared: " in report.coverage
+    assert "jax" in report.to_dict()["left_out"]
+
+
 def test_a_whole_backend_is_proven(monkeypatch):
     assert check_partial(monkeypatch, Partial(("float64", "float32"))).verdict in ("same function", "same bits")
 

@@ -86,6 +86,7 @@ def test_each_tensor_is_what_the_layer_multiplies_with(theirs: Any, tmp_path: Pa
         bias = parameters.get(f"model.layers.1.{name}.bias", np.float32(0))
         return x.numpy() @ parameters[f"model.layers.1.{name}.weight"].T + bias
 
+    # One float32 layer is off by some 1e-6; a weight that is transposed, split or placed wrongly, by about 1.
     with torch.no_grad():
         if theirs.config.model_type == "gpt2":
             block = theirs.transformer.h[1]

@@ -293,7 +293,9 @@ def get_backend(name: str) -> Backend:
         raise BackendError(f"backend {name}: expected {attribute!r} in module {module}, found nothing") from error
     except Exception as error:  # whatever a framework raises when it can't be imported
         raise BackendError(f"backend {name}: expected its framework installed, found: {error}") from error
-    missing = [member for member in ("name", "dtypes", "devices", "load") if not hasattr(found, member)]
+    missing = [
+        member for member in ("name", "dtypes", "devices", "describe", "matmul", "load") if not hasattr(found, member)
+    ]
     if missing:
         raise BackendError(f"backend {name}: expected an object with {', '.join(missing)}, found {found!r}")
     return found
@@ -301,15 +303,19 @@ def get_backend(name: str) -> Backend:
 
 def installed_backends() -> list[str]:
     """Names of the registered backends whose framework can be imported."""
+    absent = absent_backends()
+    return [name for name in backend_names() if name not in absent]
 
-    def importable(name: str) -> bool:
+
+def absent_backends() -> dict[str, str]:
+    """The registered backends that can't be used here, each with the reason."""
+    absent = {}
+    for name in backend_names():
         try:
             get_backend(name)
-        except BackendError:
-            return False
-        return True
-
-    return [name for name in backend_names() if importable(name)]
+        except BackendError as error:
+            absent[name] = str(error)
+    return absent
 
 
 def check_request(backend: Backend, dtype: str, device: str | None, arithmetic: str) -> str:

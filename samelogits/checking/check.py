@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.backend import DTYPES, Backend, Model, get_backend, installed_backends
+from samelogits.backend import DTYPES, Backend, Model, absent_backends, backend_names, get_backend
 from samelogits.batch import IGNORE_INDEX, check_ids, check_mask, prepare
 from samelogits.checking.measures import Difference, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
@@ -95,7 +95,8 @@ def check(
     progress: called with a line before each piece of work. Raises SamelogitsError for bad input.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    names = list(backends) if backends is not None else installed_backends()
+    left_out = absent_backends() if backends is None else {}
+    names = [name for name in backend_names() if name not in left_out] if backends is None else list(backends)
     found = {backend.name: backend for backend in map(get_backend, names)}
     if not found:
         raise BackendError("backends: expected at least one, found none")
@@ -113,6 +114,7 @@ def check(
         tokens_shape=probe.tokens_BT.shape,
         versions={name: backend.describe()["version"] for name, backend in found.items()},
         devices=devices,
+        left_out=left_out,
     )
     for name, backend in found.items():
         report.doubts += find_doubts(backend, devices[name])

@@ -50,6 +50,7 @@ class Report:
     tokens_shape: tuple[int, int]
     versions: dict[str, str]
     devices: dict[str, str]
+    left_out: dict[str, str]  # backends that could not be used, each with the reason
     stages: list[StageResult] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     first_divergence: str | None = None  # the first tap outside its limit, in data-flow order
@@ -83,7 +84,8 @@ class Report:
         skipped = [s for s in self.stages if s.verdict == "skipped"]
         compared = sum(s.compared for s in self.stages)
         text = f"{compared} arrays compared in {len(self.stages) - len(skipped)} stages"
-        return text + (f", {len(skipped)} stages skipped" if skipped else ", none skipped")
+        text += f", {len(skipped)} stages skipped" if skipped else ", none skipped"
+        return text + (f"; not compared: {', '.join(self.left_out)}" if self.left_out else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON values; infinite errors become the string "inf"."""
@@ -108,6 +110,7 @@ class Report:
         B, T = self.tokens_shape
         lines.append(f"tokens: {B} rows of {T}; reference: {self.reference}")
         lines += [f"{name} {version}, on {self.devices[name]}" for name, version in self.versions.items()]
+        lines += [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
         for dtype in dict.fromkeys(stage.dtype for stage in self.stages):
             title = "exact arithmetic, against NumPy's bits" if dtype == "exact" else f"{dtype} against the reference"
             lines += ["", title, *_table([s for s in self.stages if s.dtype == dtype])]
