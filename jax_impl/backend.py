@@ -12,11 +12,11 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jax_impl import exact, native
+from jax_impl import exact, exact_compact, exact_primitives, native
 from jax_impl.cache import Cache
 from jax_impl.decoder import Decoder
 from jax_impl.loss import language_model_loss
-from jax_impl.optimizer import AdamW
+from jax_impl.optimizer import AdamW, ExactAdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
@@ -25,7 +25,7 @@ from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
 _DTYPES = ("float64", "float32", "bfloat16")
-_ARITHMETICS = {"native": native, "exact": exact}
+_ARITHMETICS = {"native": native, "exact": exact, "exact-compact": exact_compact}
 
 
 def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,8 +57,8 @@ class JaxModel(Model):
 
     @_scoped
     def _build(self, parameters: Mapping[str, np.ndarray]) -> None:
-        if self.arithmetic == "exact":
-            self_test(exact, jnp.asarray, self.to_numpy)
+        if self.exact:
+            self_test(exact_primitives, jnp.asarray, self.to_numpy)
         self.decoder = Decoder(
             self.config, _ARITHMETICS[self.arithmetic], lambda name: self.from_numpy(parameters[name])
         )
@@ -97,8 +97,14 @@ class JaxModel(Model):
         return {name: self.to_numpy(value) for name, value in gradients.items()}
 
     @_scoped
-    def new_optimizer(self, settings: AdamWSettings) -> AdamW:
-        return AdamW(self._named(), settings)
+    def prepare_weights(self) -> None:
+        for module in (module for _, module in nnx.iter_modules(self.decoder)):
+            if getattr(module, "prepared", None) is not None:
+                module.prepared = module.ops.prepare(module.weight[...])
+
+    @_scoped
+    def new_optimizer(self, settings: AdamWSettings) -> AdamW | ExactAdamW:
+        return (ExactAdamW if self.exact else AdamW)(self._named(), settings)
 
     def _named(self) -> dict[str, nnx.Param[Array]]:
         return _by_name(nnx.variables(self.decoder, nnx.Param))
@@ -147,7 +153,7 @@ class JaxBackend:
         arithmetic: str = "native",
     ) -> JaxModel:
         place = check_request(self, dtype, device, arithmetic)
-        if arithmetic == "exact":
+        if arithmetic != "native":
             parameters = FlushedParameters(parameters)
         return JaxModel(config, parameters, dtype, place, arithmetic)
 

@@ -15,7 +15,7 @@ from samelogits.taps import Tap
 
 
 class DecoderStack(nnx.Module):
-    """Token ids to the last hidden state [B, T, D]."""
+    """Token ids to the last hidden state [B, T, D], given the table of embeddings."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, load: Load):
         self.ops = ops
@@ -26,12 +26,12 @@ class DecoderStack(nnx.Module):
         self.layers = nnx.List([Block(config, ops, i, load) for i in range(config.n_layers)])
         self.norm = make_norm(config, ops, "model.norm", load) if config.final_norm else None
 
-    def __call__(self, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
-        x_BTD = self.embed_tokens(batch.tokens_BT)
+    def __call__(self, batch: Batch, table_VD: Array, cache: Cache | None, tap: Tap) -> Array:
+        x_BTD = self.ops.embed(batch.tokens_BT, table_VD)
         tap("embed_tokens", x_BTD)
         positions_BTD = batch.sinusoids_BTD
         if self.embed_positions is not None:
-            positions_BTD = self.embed_positions(batch.positions_BT)
+            positions_BTD = self.ops.embed(batch.positions_BT, self.embed_positions.weight[...])
         if positions_BTD is not None:
             tap("embed_positions", positions_BTD)
             x_BTD = self.ops.add(x_BTD, positions_BTD)
@@ -56,7 +56,11 @@ class Decoder(nnx.Module):
         self.lm_head = None if config.tie_embeddings else Linear(ops, "lm_head", load, bias=False)
 
     def __call__(self, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
-        x_BTD = self.model(batch, cache, tap)
-        logits_BTV = self.model.embed_tokens.score(x_BTD) if self.lm_head is None else self.lm_head(x_BTD)
+        table = self.model.embed_tokens
+        if self.lm_head is not None:
+            logits_BTV = self.lm_head(self.model(batch, table.weight[...], cache, tap))
+        else:
+            input_VD, output_VD = self.ops.fan_out(table.weight[...], 2)
+            logits_BTV = self.ops.linear(self.model(batch, input_VD, cache, tap), output_VD, None, table.prepared)
         tap("logits", logits_BTV)
         return logits_BTV

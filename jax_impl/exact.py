@@ -1,65 +1,88 @@
 """The operations of the decoder in exact arithmetic, with JAX: each has one right answer, bit for bit.
 
-docs/exact-arithmetic.md has the definitions and why they leave no choice. Values between operations are float32 without
-subnormals and negative zeros; inside an operation float64 carries exact integers or a single rounding.
+A backward takes the gradient d of the output, the output and the inputs, and returns the gradients of the inputs in the
+order of the arguments. What the operations are made of is in exact_primitives.py.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from jax_impl.native import merge_heads, split_heads  # nothing is computed there
-from samelogits.exactness import EXPONENT_BITS, HIGH, LOW, SMALLEST, SUM_GRID, check_length, hard_inputs
+from jax_impl import exact_primitives as primitives
+from jax_impl.exact_primitives import (
+    Slices,
+    differentiable,
+    divide,
+    exp,
+    log,
+    mean,
+    minus,
+    plus,
+    product,
+    product_over_keys,
+    product_over_tokens,
+    rounded,
+    split,
+    square_root,
+    times,
+    total,
+    total_by_id,
+    wide,
+)
+from jax_impl.native import merge_heads as merge_heads  # nothing is computed there
+from jax_impl.native import split_heads as split_heads
+from samelogits.exactness import as_float32
 
-__all__ = ["merge_heads", "split_heads"]
-
-
-class Slices(NamedTuple):
-    """A matrix [..., R, K] as integers: row r is about scale[r] (high 2^-17 + low 2^-36)."""
-
-    high: Array
-    low: Array
-    scale: Array
-
-
-@jax.jit
-def rounded(x: Array) -> Array:
-    """The only rounding: float64 to the nearest float32, ties to even, without subnormals and negative zeros."""
-    narrow = lax.reduce_precision(x, 8, 23)  # differs: reduce-precision
-    return jnp.where(jnp.abs(narrow) < SMALLEST, 0, narrow).astype(jnp.float32)
-
-
-@jax.jit
-def multiply_integers(a_RK: Array, b_OK: Array) -> Array:
-    """Rows of a times rows of b, float64 [..., R, O]: exact, as every partial sum of integers fits 53 bits."""
-    return jnp.matmul(a_RK, b_OK.swapaxes(-1, -2), precision=lax.Precision.HIGHEST)
+Gradients = Sequence[Array | None]
 
 
 @jax.jit
 def prepare(weight_OI: Array) -> Slices:
     """A weight split once, at load, so that products with it need not."""
-    return _split(_wide(weight_OI))
+    return split(weight_OI)
 
 
-@jax.jit
+def _fan_out_backward(n: int, saved: None, ds: tuple[Array, ...]) -> Gradients:
+    summed = ds[0]
+    for d in ds[1:]:
+        summed = plus(summed, d)
+    return (summed,)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def fan_out(x: Array, n: int) -> tuple[Array, ...]:
+    """x for n uses; its gradients are added from the first use to the last, each sum rounded."""
+    return (x,) * n
+
+
+fan_out.defvjp(lambda x, n: ((x,) * n, None), _fan_out_backward)
+
+
+def _embed_backward(d_BTD: Array, rows_BTD: Array, ids_BT: Array, weight_VD: Array) -> Gradients:
+    V, D = weight_VD.shape
+    return None, total_by_id(d_BTD.reshape(-1, D), ids_BT.reshape(-1), V)
+
+
+@differentiable(_embed_backward)
 def embed(ids_BT: Array, weight_VD: Array) -> Array:
     """Rows of the table, [B, T, D]."""
     return weight_VD[ids_BT]
 
 
-@jax.jit
+@differentiable(lambda d, output, x, y: (d, d))
 def add(x: Array, y: Array) -> Array:
     """Sum, rounded once."""
-    return rounded(_wide(x) + _wide(y))
+    return plus(x, y)
 
 
-@jax.jit
+@differentiable(lambda d, output, x, y: (times(d, y), times(d, x)))
 def multiply(x: Array, y: Array) -> Array:
     """Product, rounded once."""
-    return rounded(_wide(x) * _wide(y))
+    return times(x, y)
 
 
 def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
@@ -67,190 +90,180 @@ def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
-@jax.jit
+def _linear_backward(
+    d_BTO: Array, y_BTO: Array, x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: Slices
+) -> Gradients:
+    d_RO, x_RI = d_BTO.reshape(-1, d_BTO.shape[-1]), x_BTI.reshape(-1, x_BTI.shape[-1])
+    d_x_RI = product(split(d_RO), split(weight_OI.T))
+    d_bias_O = None if bias_O is None else total(d_RO.T)[:, 0]
+    return d_x_RI.reshape(x_BTI.shape), product_over_tokens(d_RO, x_RI), d_bias_O, None
+
+
+@differentiable(_linear_backward)
 def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: Slices) -> Array:
     """x W^T, rounded, + b, rounded."""
-    x_RI = x_BTI.reshape(-1, x_BTI.shape[-1])
-    y_RO = _product(_split(_wide(x_RI)), prepared)
+    y_RO = product(split(x_BTI.reshape(-1, x_BTI.shape[-1])), prepared)
     if bias_O is not None:
-        y_RO = add(y_RO, bias_O[None])
+        y_RO = plus(y_RO, bias_O[None])
     return y_RO.reshape(*x_BTI.shape[:-1], y_RO.shape[-1])
 
 
-@jax.jit
+def _rotate_backward(d_BTNH: Array, y_BTNH: Array, x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Gradients:
+    return _turn(d_BTNH, wide(cos_BTR), -wide(sin_BTR)), None, None
+
+
+@differentiable(_rotate_backward)
 def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
     """Rotary positions, half-split; both products are exact, their sum is rounded."""
-    cos_BT1R, sin_BT1R = _wide(cos_BTR)[:, :, None], _wide(sin_BTR)[:, :, None]
-    first, second = jnp.split(_wide(x_BTNH), 2, axis=-1)
+    return _turn(x_BTNH, wide(cos_BTR), wide(sin_BTR))
+
+
+def _turn(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
+    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
+    first, second = jnp.split(wide(x_BTNH), 2, axis=-1)
     turned = jnp.concatenate([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], axis=-1)
     return rounded(turned)
 
 
-@jax.jit
+def _attention_scores_backward(d_BNTS: Array, scores_BNTS: Array, q_BTNH: Array, k_BSKH: Array) -> Gradients:
+    B, N, T, S = d_BNTS.shape
+    K, H = k_BSKH.shape[2:]
+    d_BKXS = times(d_BNTS, as_float32(1 / math.sqrt(H))).reshape(B, K, N // K * T, S)
+    d_q_BKXH = product_over_keys(d_BKXS, k_BSKH.transpose(0, 2, 1, 3))
+    d_k_BKSH = product_over_tokens(d_BKXS, _group(q_BTNH, K))
+    return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(0, 2, 1, 3)
+
+
+@differentiable(_attention_scores_backward)
 def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
     """q . k, rounded, times 1 / sqrt(H), rounded."""
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
-    q_BKXH = _group(q_BTNH, K)
-    k_BKSH = k_BSKH.transpose(0, 2, 1, 3)
-    products_BKXS = _product(_split(_wide(q_BKXH)), _split(_wide(k_BKSH)))
-    return multiply(products_BKXS.reshape(B, N, T, S), jnp.float32(1 / math.sqrt(H)))
+    products_BKXS = product(split(_group(q_BTNH, K)), split(k_BSKH.transpose(0, 2, 1, 3)))
+    return times(products_BKXS.reshape(B, N, T, S), as_float32(1 / math.sqrt(H)))
 
 
-@jax.jit
+def _attention_weights_backward(
+    d_BNTS: Array, weights_BNTS: Array, scores_BNTS: Array, visible_BTS: Array
+) -> Gradients:
+    along_BNT1 = total(times(d_BNTS, weights_BNTS))
+    return times(weights_BNTS, minus(d_BNTS, along_BNT1)), None
+
+
+@differentiable(_attention_weights_backward)
 def attention_weights(scores_BNTS: Array, visible_BTS: Array) -> Array:
     """Softmax over the visible keys: exponentials of rounded gaps to the largest, over their exact sum, rounded."""
     visible_B1TS = visible_BTS[:, None]
     top_BNT1 = jnp.where(visible_B1TS, scores_BNTS, -jnp.inf).max(axis=-1, keepdims=True)
-    top_BNT1 = jnp.where(jnp.isfinite(top_BNT1), top_BNT1, 0)
-    gaps_BNTS = rounded(jnp.where(visible_B1TS, _wide(scores_BNTS) - top_BNT1, 0))
-    parts_BNTS = jnp.where(visible_B1TS, _exp(gaps_BNTS), jnp.float32(0))
-    sum_BNT1 = _sum(parts_BNTS)
-    return _divide(parts_BNTS, jnp.where(sum_BNT1 > 0, sum_BNT1, 1))
+    gaps_BNTS = minus(jnp.where(visible_B1TS, scores_BNTS, 0), jnp.where(jnp.isfinite(top_BNT1), top_BNT1, 0))
+    parts_BNTS = jnp.where(visible_B1TS, exp(gaps_BNTS), 0)
+    sum_BNT1 = total(parts_BNTS)
+    return divide(parts_BNTS, jnp.where(sum_BNT1 > 0, sum_BNT1, 1))
 
 
-@jax.jit
-def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
-    """Weighted sums of the values. Each value vector's power of two goes into its weight, so that a row's grid depends
-    on the keys that it sees, and on no other."""
+def _attention_mix_backward(d_BTNH: Array, mixed_BTNH: Array, weights_BNTS: Array, v_BSKH: Array) -> Gradients:
     B, N, T, S = weights_BNTS.shape
     K = v_BSKH.shape[2]
-    v_BKSH = _split(_wide(v_BSKH.transpose(0, 2, 1, 3)))
-    scaled_BKXS = _wide(weights_BNTS.reshape(B, K, N // K * T, S)) * v_BKSH.scale.swapaxes(-1, -2)
-    columns_BKHS = Slices(v_BKSH.high.swapaxes(-1, -2), v_BKSH.low.swapaxes(-1, -2), jnp.ones((1, 1, 1, 1)))
-    return _ungroup(_product(_split(scaled_BKXS), columns_BKHS), N)
+    d_BKXH = _group(d_BTNH, K)
+    d_weights_BKXS = product(split(d_BKXH), split(v_BSKH.transpose(0, 2, 1, 3)))
+    d_v_BKHS = product_over_tokens(d_BKXH, weights_BNTS.reshape(B, K, N // K * T, S))
+    return d_weights_BKXS.reshape(B, N, T, S), d_v_BKHS.transpose(0, 3, 1, 2)
 
 
-@jax.jit
+@differentiable(_attention_mix_backward)
+def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
+    """Weighted sums of the values, [B, T, N, H]."""
+    B, N, T, S = weights_BNTS.shape
+    K = v_BSKH.shape[2]
+    weights_BKXS = weights_BNTS.reshape(B, K, N // K * T, S)
+    return _ungroup(product_over_keys(weights_BKXS, v_BSKH.transpose(0, 2, 1, 3)), N)
+
+
+def _layer_norm_backward(
+    d_BTD: Array, y_BTD: Array, x_BTD: Array, weight_D: Array, bias_D: Array, eps: float
+) -> Gradients:
+    normal_BTD, root_BT1 = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    d_normal_BTD = times(d_BTD, weight_D[None, None])
+    centred_BTD = minus(d_normal_BTD, mean(d_normal_BTD))
+    d_x_BTD = _normalize_backward(centred_BTD, d_normal_BTD, normal_BTD, root_BT1)
+    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), _total_over_tokens(d_BTD), None
+
+
+@differentiable(_layer_norm_backward)
 def layer_norm(x_BTD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias, rounded at every step but before the bias."""
-    centred_BTD = rounded(_wide(x_BTD) - _mean(x_BTD))
-    root_BT1 = _root(_mean(multiply(centred_BTD, centred_BTD)), eps)
-    return rounded(_wide(_divide(centred_BTD, root_BT1)) * _wide(weight_D)[None, None] + _wide(bias_D)[None, None])
+    normal_BTD, _ = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    return rounded(wide(normal_BTD) * weight_D[None, None] + wide(bias_D)[None, None])
 
 
-@jax.jit
+def _rms_norm_backward(d_BTD: Array, y_BTD: Array, x_BTD: Array, weight_D: Array, eps: float) -> Gradients:
+    normal_BTD, root_BT1 = _normalize(x_BTD, eps)
+    d_normal_BTD = times(d_BTD, weight_D[None, None])
+    d_x_BTD = _normalize_backward(d_normal_BTD, d_normal_BTD, normal_BTD, root_BT1)
+    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), None
+
+
+@differentiable(_rms_norm_backward)
 def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight, rounded at every step."""
-    root_BT1 = _root(_mean(multiply(x_BTD, x_BTD)), eps)
-    return multiply(_divide(x_BTD, root_BT1), weight_D[None, None])
+    normal_BTD, _ = _normalize(x_BTD, eps)
+    return times(normal_BTD, weight_D[None, None])
 
 
-@jax.jit
+def _normalize(x_BTD: Array, eps: float) -> tuple[Array, Array]:
+    """x over its root mean square, and that root [B, T, 1]."""
+    root_BT1 = square_root(plus(mean(times(x_BTD, x_BTD)), rounded(eps)))
+    return divide(x_BTD, root_BT1), root_BT1
+
+
+def _normalize_backward(centred_BTD: Array, d_normal_BTD: Array, normal_BTD: Array, root_BT1: Array) -> Array:
+    along_BT1 = mean(times(d_normal_BTD, normal_BTD))
+    return divide(rounded(wide(centred_BTD) - wide(normal_BTD) * along_BT1), root_BT1)
+
+
+@differentiable(lambda d, y, x: (jnp.where(x > 0, d, 0),))
 def relu(x: Array) -> Array:
     """max(x, 0)."""
     return jnp.maximum(x, 0)
 
 
-@jax.jit
+@differentiable(lambda d, y, x: (times(d, primitives.gelu_slope(x)),))
 def gelu(x: Array) -> Array:
     """x Phi(x), correctly rounded."""
-    return _correct("gelu", x, gelu64(_wide(x)))
+    return primitives.gelu(x)
 
 
-@jax.jit
+@differentiable(lambda d, y, x: (times(d, primitives.gelu_tanh_slope(x)),))
 def gelu_tanh(x: Array) -> Array:
     """The tanh approximation of GELU, correctly rounded."""
-    return _correct("gelu_tanh", x, gelu_tanh64(_wide(x)))
+    return primitives.gelu_tanh(x)
 
 
-@jax.jit
+@differentiable(lambda d, y, x: (times(d, primitives.silu_slope(x)),))
 def silu(x: Array) -> Array:
     """x sigmoid(x), correctly rounded."""
-    return _correct("silu", x, silu64(_wide(x)))
+    return primitives.silu(x)
 
 
-@jax.jit
+def _cross_entropy_backward(d: Array, loss: Array, logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Gradients:
+    parts_BTV = exp(minus(logits_BTV, logits_BTV.max(axis=-1, keepdims=True)))
+    chosen_BTV = jnp.arange(logits_BTV.shape[-1]) == ids_BT[..., None]
+    d_BTV = times(minus(divide(parts_BTV, total(parts_BTV)), chosen_BTV), divide(d, counted_BT.sum()))
+    return jnp.where(counted_BT[..., None], d_BTV, 0), None, None
+
+
+@differentiable(_cross_entropy_backward)
 def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
-    gaps_BTV = rounded(_wide(logits_BTV) - logits_BTV.max(axis=-1, keepdims=True))
-    logs_BT = _log(_sum(_exp(gaps_BTV))[..., 0])
+    gaps_BTV = minus(logits_BTV, logits_BTV.max(axis=-1, keepdims=True))
+    logs_BT = log(total(exp(gaps_BTV))[..., 0])
     picked_BT = jnp.take_along_axis(gaps_BTV, ids_BT[..., None], axis=-1)[..., 0]
-    losses_BT = jnp.where(counted_BT, add(logs_BT, -picked_BT), jnp.float32(0))
-    return _divide(_sum(losses_BT.reshape(-1))[0], counted_BT.sum())
+    losses_BT = jnp.where(counted_BT, minus(logs_BT, picked_BT), 0)
+    return divide(total(losses_BT.reshape(-1))[0], counted_BT.sum())
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float64)
-
-
-def _power(x: Array) -> Array:
-    """The power of two below the largest magnitude of each row, 1 for a row of zeros, [..., 1]."""
-    top = jnp.abs(x).max(axis=-1, keepdims=True, initial=0)
-    bits = lax.bitcast_convert_type(top, jnp.int64) & EXPONENT_BITS
-    return jnp.where(top > 0, lax.bitcast_convert_type(bits, jnp.float64), 1)
-
-
-def _split(x: Array) -> Slices:
-    scale = _power(x)
-    y = x * (HIGH / scale)
-    high = jnp.rint(y)
-    return Slices(high, jnp.rint((y - high) * LOW), scale)
-
-
-def _product(a: Slices, b: Slices) -> Array:
-    """Rows of a times rows of b, [..., R, O]: three exact products of integers, put together and rounded."""
-    check_length(a.high.shape[-1])
-    R = a.high.shape[-2]
-    stacked = multiply_integers(jnp.concatenate([a.high, a.low], axis=-2), b.high)
-    cross = stacked[..., R:, :] + multiply_integers(a.high, b.low)
-    # Each product is scaled before anything is added, so that no compiler can fuse the addition into it.
-    joined = stacked[..., :R, :] * (a.scale * HIGH**-2) + cross * (a.scale * (HIGH**-2 / LOW))
-    return rounded(joined * b.scale.swapaxes(-1, -2))
-
-
-def _sum(x: Array) -> Array:
-    """Sum over the last axis, [..., 1]: exact, of terms on a common grid, then rounded."""
-    check_length(x.shape[-1])
-    wide = _wide(x)
-    grid = 2 * _power(wide)
-    return rounded(jnp.rint(wide * (SUM_GRID / grid)).sum(axis=-1, keepdims=True) * (grid / SUM_GRID))
-
-
-def _divide(x: Array, y: Array) -> Array:
-    return rounded(_wide(x) / y)
-
-
-def _mean(x: Array) -> Array:
-    return _divide(_sum(x), x.shape[-1])
-
-
-def _root(x: Array, eps: float) -> Array:
-    return rounded(jnp.sqrt(_wide(add(x, jnp.float32(eps)))))
-
-
-def _exp(x: Array) -> Array:
-    return _correct("exp", x, jnp.exp(_wide(x)))
-
-
-def _log(x: Array) -> Array:
-    return _correct("log", x, jnp.log(_wide(x)))
-
-
-def gelu64(x: Array) -> Array:
-    """GELU in float64, near enough for the rounding to be right: no cancellation on the negative side."""
-    return x * 0.5 * lax.erfc(x * -math.sqrt(0.5))
-
-
-def gelu_tanh64(x: Array) -> Array:
-    """(1 + tanh(u)) / 2 is sigmoid(2 u), without cancellation."""
-    return x * _sigmoid64(math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
-
-
-def silu64(x: Array) -> Array:
-    """SiLU in float64."""
-    return x * _sigmoid64(x)
-
-
-def _sigmoid64(x: Array) -> Array:
-    return 1 / (1 + jnp.exp(-x))
-
-
-def _correct(function: str, x: Array, value: Array) -> Array:
-    """The float64 value rounded, or the table's result where float64 can't decide."""
-    inputs, results = map(jnp.asarray, hard_inputs(function))
-    place = jnp.minimum(jnp.searchsorted(inputs, x), len(inputs) - 1)
-    return jnp.where(inputs[place] == x, results[place], rounded(value))
+def _total_over_tokens(x_BTD: Array) -> Array:
+    return total(x_BTD.reshape(-1, x_BTD.shape[-1]).T)[:, 0]
 
 
 def _group(x_BTNH: Array, n_kv_heads: int) -> Array:

@@ -1,4 +1,4 @@
-"""The two layers that hold a table of weights: linear and embedding."""
+"""The two holders of a table of weights: linear and embedding."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -24,16 +24,9 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """Rows of a table by id; where it is the output head too, scores of its rows."""
+    """A table with a row for each id. head: it is the output head too, prepared for products."""
 
     def __init__(self, ops: ModuleType, name: str, load: Load, head: bool):
         self.ops = ops
         self.weight = nnx.Param(load(f"{name}.weight"))
         self.prepared = nnx.data(ops.prepare(self.weight[...]) if head else None)
-
-    def __call__(self, ids_BT: Array) -> Array:
-        return self.ops.embed(ids_BT, self.weight[...])
-
-    def score(self, x_BTD: Array) -> Array:
-        """x E^T: one score for each row, [B, T, V]."""
-        return self.ops.linear(x_BTD, self.weight[...], None, self.prepared)

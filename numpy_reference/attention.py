@@ -24,9 +24,10 @@ class Attention:
         self.o_proj = Linear(ops, f"model.{self.name}.o_proj", load, config.attention_bias)
 
     def __call__(self, x_BTD: Array, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
-        q_BTNH = self.ops.split_heads(self.q_proj(x_BTD), self.config.n_heads)
-        k_BTKH = self.ops.split_heads(self.k_proj(x_BTD), self.config.n_kv_heads)
-        v_BTKH = self.ops.split_heads(self.v_proj(x_BTD), self.config.n_kv_heads)
+        for_q_BTD, for_k_BTD, for_v_BTD = self.ops.fan_out(x_BTD, 3)
+        q_BTNH = self.ops.split_heads(self.q_proj(for_q_BTD), self.config.n_heads)
+        k_BTKH = self.ops.split_heads(self.k_proj(for_k_BTD), self.config.n_kv_heads)
+        v_BTKH = self.ops.split_heads(self.v_proj(for_v_BTD), self.config.n_kv_heads)
         tap(f"{self.name}.q", q_BTNH)
         tap(f"{self.name}.k", k_BTKH)
         tap(f"{self.name}.v", v_BTKH)

@@ -1,15 +1,15 @@
 """What the rest of the product sees of this implementation: the Backend contract, kept with NumPy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from numpy_reference import exact, native
+from numpy_reference import exact, exact_compact, exact_primitives, native
 from numpy_reference.cache import Cache
 from numpy_reference.decoder import Decoder
 from numpy_reference.loss import language_model_loss
-from numpy_reference.optimizer import AdamW
+from numpy_reference.optimizer import AdamW, ExactAdamW
 from numpy_reference.tape import Array, Tape
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
@@ -20,7 +20,7 @@ from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
 _DTYPES = ("float64", "float32")  # NumPy has no bfloat16
-_ARITHMETICS = {"native": native, "exact": exact}
+_ARITHMETICS = {"native": native, "exact": exact, "exact-compact": exact_compact}
 
 
 class NumpyModel(Model):
@@ -43,8 +43,8 @@ class NumpyModel(Model):
             self.arrays[name] = self.from_numpy(parameters[name])
             return self.arrays[name]
 
-        if self.arithmetic == "exact":
-            self_test(exact, np.asarray, self.to_numpy)
+        if self.exact:
+            self_test(exact_primitives, np.asarray, self.to_numpy)
         self.decoder = Decoder(config, _ARITHMETICS[arithmetic], load)
 
     def from_numpy(self, array: np.ndarray) -> Array:
@@ -74,11 +74,25 @@ class NumpyModel(Model):
     def export_gradients(self, gradients: dict[str, Array]) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(gradients[name]) for name in parameter_shapes(self.config)}
 
-    def new_optimizer(self, settings: AdamWSettings) -> AdamW:
-        return AdamW(self.arrays, settings)
+    def prepare_weights(self) -> None:
+        for module in _modules(self.decoder):
+            if getattr(module, "prepared", None) is not None:
+                module.prepared = module.ops.prepare(module.weight)
+
+    def new_optimizer(self, settings: AdamWSettings) -> AdamW | ExactAdamW:
+        return (ExactAdamW if self.exact else AdamW)(self.arrays, settings)
 
     def _place(self, batch: Batch) -> Batch:
         return batch.convert(np.asarray, self.from_numpy)
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    """A module of the decoder and all within it."""
+    yield module
+    for value in vars(module).values():
+        for child in value if isinstance(value, list) else [value]:
+            if hasattr(child, "ops"):
+                yield from _modules(child)
 
 
 class NumpyBackend:
@@ -107,7 +121,7 @@ class NumpyBackend:
         arithmetic: str = "native",
     ) -> NumpyModel:
         place = check_request(self, dtype, device, arithmetic)
-        if arithmetic == "exact":
+        if arithmetic != "native":
             parameters = FlushedParameters(parameters)
         return NumpyModel(config, parameters, dtype, place, arithmetic)
 

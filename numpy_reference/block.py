@@ -30,16 +30,18 @@ class Block:
         attention_norm, feed_forward_norm = norm_names(self.config)
         pre = self.config.norm_placement == "pre"
 
+        residual_BTD, x_BTD = self.ops.fan_out(x_BTD, 2)
         normed_BTD = self.normalize(attention_norm, x_BTD, tap) if pre else x_BTD
         attended_BTD = self.self_attn(normed_BTD, batch, cache, tap)
-        x_BTD = self.ops.add(x_BTD, self.ops.dropout(attended_BTD, batch.dropout.get(f"{self.name}.self_attn")))
+        x_BTD = self.ops.add(residual_BTD, self.ops.dropout(attended_BTD, batch.dropout.get(f"{self.name}.self_attn")))
         tap(f"{self.name}.residual_mid", x_BTD)
         if not pre:
             x_BTD = self.normalize(attention_norm, x_BTD, tap)
 
+        residual_BTD, x_BTD = self.ops.fan_out(x_BTD, 2)
         normed_BTD = self.normalize(feed_forward_norm, x_BTD, tap) if pre else x_BTD
         fed_BTD = self.mlp(normed_BTD, tap)
-        x_BTD = self.ops.add(x_BTD, self.ops.dropout(fed_BTD, batch.dropout.get(f"{self.name}.mlp")))
+        x_BTD = self.ops.add(residual_BTD, self.ops.dropout(fed_BTD, batch.dropout.get(f"{self.name}.mlp")))
         tap(f"{self.name}.residual_out", x_BTD)
         if not pre:
             x_BTD = self.normalize(feed_forward_norm, x_BTD, tap)

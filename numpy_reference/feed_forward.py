@@ -22,9 +22,10 @@ class FeedForward:
     def __call__(self, x_BTD: Array, tap: Tap) -> Array:
         activation = getattr(self.ops, self.config.activation)
         if self.gate_proj is not None:
-            gate_BTF = self.gate_proj(x_BTD)
+            for_gate_BTD, for_up_BTD = self.ops.fan_out(x_BTD, 2)
+            gate_BTF = self.gate_proj(for_gate_BTD)
             tap(f"{self.name}.gate", gate_BTF)
-            up_BTF = self.up_proj(x_BTD)
+            up_BTF = self.up_proj(for_up_BTD)
             tap(f"{self.name}.up", up_BTF)
             activated_BTF = self.ops.multiply(activation(gate_BTF), up_BTF)
         else:

@@ -26,6 +26,11 @@ def prepare(weight_OI: Array) -> None:
     """What products need beside the weight itself: nothing."""
 
 
+def fan_out(x: Array, n: int) -> tuple[Array, ...]:
+    """x for n uses; whoever adds up its gradients chooses the order."""
+    return (x,) * n
+
+
 def embed(ids_BT: Array, weight_VD: Array) -> Array:
     """Rows of the table, [B, T, D]."""
 

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
+from numpy_reference.exact_primitives import divide, plus, rounded, square_root, times, total, wide
 from numpy_reference.tape import Array
-from samelogits.schedule import AdamWSettings
+from samelogits.schedule import AdamWSettings, step_numbers
 
 _CHUNK = 2**15  # elements updated at a time, so that the nine passes stay in cache
 
@@ -40,4 +41,32 @@ class AdamW:
                 v += (1 - s.beta2) * np.square(g)
                 update = (m * unbias_first) / (np.sqrt(v * unbias_second) + s.eps)
                 w -= decay * w + learning_rate * update
+        return norm
+
+
+class ExactAdamW:
+    """The same in exact arithmetic, to the rule stated in samelogits.schedule.StepNumbers."""
+
+    def __init__(self, parameters: dict[str, Array], settings: AdamWSettings):
+        self.parameters = parameters
+        self.settings = settings
+        self.first = {name: np.zeros_like(p) for name, p in parameters.items()}
+        self.second = {name: np.zeros_like(p) for name, p in parameters.items()}
+        self.finished = 0
+
+    def step(self, gradients: dict[str, Array], learning_rate: float) -> float:
+        """One update; returns the gradients' global norm before clipping."""
+        self.finished += 1
+        squares = [total(times(g, g).reshape(-1)) for g in gradients.values()]
+        norm = float(square_root(total(np.concatenate(squares)))[0])
+        n = step_numbers(self.settings, self.finished, norm, learning_rate)
+        for name, w in self.parameters.items():
+            g = times(gradients[name], n.clip)
+            m = rounded(wide(self.first[name]) * n.keep_first + wide(g) * n.take_first)
+            v = rounded(wide(self.second[name]) * n.keep_second + wide(times(g, g)) * n.take_second)
+            update = divide(times(m, n.unbias_first), plus(square_root(times(v, n.unbias_second)), n.eps))
+            if w.ndim >= 2:
+                update = rounded(wide(w) * n.decay + update)
+            w[...] = rounded(wide(w) - wide(update) * n.learning_rate)
+            self.first[name], self.second[name] = m, v
         return norm

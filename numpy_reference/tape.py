@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 Array = np.ndarray
-# From the gradient of an operation's output to the gradients of its inputs, None where an input takes none.
-Backward = Callable[[Array], Sequence[Array | None]]
+# From the gradients of an operation's outputs to those of its inputs, None where an input takes none.
+Backward = Callable[..., Sequence[Array | None]]
 
 _active: ContextVar[Tape | None] = ContextVar("active tape", default=None)
 
 
 class Tape:
-    """While entered, keeps every operation's output, inputs and hand-written backward."""
+    """While entered, keeps every operation's outputs, inputs and hand-written backward."""
 
     def __init__(self) -> None:
         # The arrays themselves are kept, so that their identities stay distinct.
-        self.steps: list[tuple[Array, tuple[Array | None, ...], Backward]] = []
+        self.steps: list[tuple[tuple[Array, ...], tuple[Any, ...], Backward]] = []
 
     def __enter__(self) -> Tape:
         self._token = _active.set(self)
@@ -35,20 +36,20 @@ class Tape:
         """Gradient of a scalar output for each wanted array, by name; an array used twice sums its gradients."""
         flowing = {id(output): np.ones_like(output)}
         while self.steps:
-            result, inputs, backward = self.steps.pop()  # popped, so that activations are freed on the way
-            d_result = flowing.pop(id(result), None)
-            if d_result is None:
+            outputs, inputs, backward = self.steps.pop()  # popped, so that activations are freed on the way
+            if not any(id(array) in flowing for array in outputs):
                 continue
-            for array, d_array in zip(inputs, backward(d_result), strict=True):
+            d_outputs = [flowing.pop(id(array), np.zeros_like(array)) for array in outputs]
+            for array, d_array in zip(inputs, backward(*d_outputs), strict=True):
                 if array is not None and d_array is not None:
                     before = flowing.get(id(array))
                     flowing[id(array)] = d_array if before is None else before + d_array
         return {name: flowing.get(id(array), np.zeros_like(array)) for name, array in wanted.items()}
 
 
-def record(output: Array, inputs: tuple[Array | None, ...], backward: Backward) -> Array:
-    """Note an operation on the active tape, if there is one; returns its output."""
+def record(output: Any, inputs: tuple[Any, ...], backward: Backward) -> Any:
+    """Note an operation on the active tape, if there is one; returns its output: an array, or a tuple of them."""
     tape = _active.get()
     if tape is not None:
-        tape.steps.append((output, inputs, backward))
+        tape.steps.append((output if isinstance(output, tuple) else (output,), inputs, backward))
     return output

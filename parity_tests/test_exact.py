@@ -16,6 +16,7 @@ from samelogits.errors import BackendError, InputError
 from samelogits.parameters import random_parameters
 from samelogits.taps import no_tap
 
+FUNCTIONS = ("exp", "log", "silu", "silu_slope", "gelu", "gelu_slope", "gelu_tanh", "gelu_tanh_slope")
 KINDS = {**ladder.CONFIGS, **{name: ladder.shrunk(name) for name in ladder.PRESETS}}
 
 
@@ -25,14 +26,23 @@ def load(config, place):
 
 
 def digest(arrays):
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+    """One SHA-256 of named arrays, in the order of their names."""
+    return hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
+
+
+def table(function):
+    """The hard inputs of a function, ascending, and their right results."""
+    hard = exactness.hard_inputs(function)
+    taken = np.flatnonzero(~np.isnan(hard.inputs))
+    order = taken[np.argsort(hard.inputs[taken])]
+    return hard.inputs[order], hard.results[order]
 
 
 def exact_outputs(config, place):
-    """Every tap, the logits last, and the loss, of padded rows."""
+    """Every tap, the logits last, the loss, and every gradient, of padded rows."""
     model, ids = load(config, place), ladder.tokens(config)
-    loss = model.loss(ids, ladder.targets(config), attention_mask=ladder.LEFT)
-    return {**model.activations(ids, ladder.LEFT), "loss": np.float32(loss)}
+    loss, gradients = model.loss_and_gradients(ids, ladder.targets(config), attention_mask=ladder.LEFT)
+    return {**model.activations(ids, ladder.LEFT), "loss": np.float32(loss), **gradients}
 
 
 def check_same_bits(config, place):
@@ -52,37 +62,19 @@ def check_product(place):
     a = rng.standard_normal((5, 77)).astype(np.float32) * np.exp2(rng.integers(-20, 20, (5, 77))).astype(np.float32)
     b = rng.standard_normal((7, 77)).astype(np.float32)
     a[2] = 0
-    ops = place.module("exact")
-    model = load(ladder.LLAMA, place)
-    convert = FROM_NUMPY[place.backend]
-    found = model.to_numpy(scoped(place, lambda: ops.linear(convert(a[None]), None, None, ops.prepare(convert(b)))))[0]
+    found = run(place, "linear", a[None], b, None, module="exact", prepared=True)[0]
     expected = np.array([[exactness._product(x, y) if x.any() else 0 for y in b] for x in a], np.float32)
     assert found.tobytes() == expected.tobytes()
 
 
-def scoped(place, call):
-    """With JAX's 64-bit types on."""
-    if place.backend != "jax":
-        return call()
-    import jax
-
-    with jax.enable_x64(True):
-        return call()
-
-
-def _torch(array):
-    import torch
-
-    return torch.tensor(array)
-
-
-def _jax(array):
-    import jax.numpy as jnp
-
-    return jnp.asarray(array)
-
-
-FROM_NUMPY = {"numpy": np.asarray, "torch": _torch, "jax": _jax}
+def run(place, name, *arguments, module="exact_primitives", prepared=False):
+    """An operation of exact arithmetic on NumPy arrays. prepared: its last argument is the second, made ready."""
+    ops = place.module(module)
+    with ladder.scope(place):
+        placed = [ladder.to_framework(place, a) if isinstance(a, np.ndarray) else a for a in arguments]
+        if prepared:
+            placed.append(ops.prepare(placed[1]))
+        return ladder.to_numpy(getattr(ops, name)(*placed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,56 +115,45 @@ def test_near_the_float64_answer(place, config):
     assert np.abs(load(config, place).logits(ids) - true).max() <= np.abs(native - true).max()
 
 
-@pytest.mark.parametrize("function", ["exp", "log", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_hard_inputs_and_their_neighbours(function, place):
     """Where float64 can't decide, every framework gives the table's result; beside it, NumPy's."""
-    inputs, results = exactness.hard_inputs(function)
-    assert (np.diff(inputs) > 0).all()
-    ops, convert = place.module("exact"), FROM_NUMPY[place.backend]
-    run = getattr(ops, function, None) or getattr(ops, f"_{function}")
-    model = load(ladder.LLAMA, place)
-    assert model.to_numpy(scoped(place, lambda: run(convert(inputs)))).tobytes() == results.tobytes()
+    inputs, results = table(function)
+    assert run(place, function, inputs).tobytes() == results.tobytes()
     rng = np.random.default_rng(0)
     others = np.float32(np.exp2(rng.uniform(-20, 6, 200_000))) * rng.choice([-1, 1], 200_000).astype(np.float32)
     others = np.abs(others) if function == "log" else others
-    reference = ladder.cpu("numpy").module("exact")
-    known = getattr(reference, function, None) or getattr(reference, f"_{function}")
-    assert model.to_numpy(scoped(place, lambda: run(convert(others)))).tobytes() == known(others).tobytes()
+    assert run(place, function, others).tobytes() == run(ladder.cpu("numpy"), function, others).tobytes()
 
 
-@pytest.mark.parametrize("function", ["exp", "log", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_table_decides_rightly(function):
-    """A sample of hard inputs, each closer to its result than to either neighbour by multi-precision arithmetic."""
+    """A sample of hard inputs, each decided again by multi-precision arithmetic."""
     mpmath = pytest.importorskip("mpmath", reason="mpmath, the multi-precision arithmetic, is not installed")
-    cubic = mpmath.mpf("0.044715")
-    true = {
-        "exp": mpmath.exp,
-        "log": mpmath.log,
-        "silu": lambda x: x / (1 + mpmath.exp(-x)),
-        "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
-        "gelu_tanh": lambda x: x / (1 + mpmath.exp(-mpmath.sqrt(8 / mpmath.pi) * (x + cubic * x**3))),
-    }[function]
-    inputs, results = exactness.hard_inputs(function)
+    import make_hard_inputs
+
+    inputs, results = table(function)
+    assert len(inputs) >= 400
+    true = make_hard_inputs.FUNCTIONS[function].true
     with mpmath.workprec(240):
         for x, y in list(zip(inputs, results, strict=True))[:: max(1, len(inputs) // 60)]:
-            value = true(mpmath.mpf(float(x)))
-            if y == 0:
-                assert abs(value) < exactness.FLUSH
-                continue
-            apart = abs(value - mpmath.mpf(float(y)))
-            for other in (np.nextafter(y, np.float32(np.inf)), np.nextafter(y, np.float32(-np.inf))):
-                if abs(other) >= exactness.SMALLEST:
-                    assert apart < abs(value - mpmath.mpf(float(other)))
+            assert make_hard_inputs.rounded(true(mpmath.mpf(float(x)))) == y
 
 
-def test_sums_are_exact():
+def test_sums_are_exact(place):
     """The sum of cancelling terms on a common grid, against fractions."""
-    ops = ladder.cpu("numpy").module("exact")
     x = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
     x = np.concatenate([x, -x[::-1], [np.float32(1e-3)]]).astype(np.float32)
     grid = Fraction(2) ** (int(np.floor(np.log2(np.abs(x).max()))) + 1 - 36)
     total = sum(round(Fraction(float(value)) / grid) for value in x) * grid
-    assert ops._sum(x)[0] == np.float32(float(total))
+    assert run(place, "total", x)[0] == np.float32(float(total))
+
+
+def test_long_sums_are_cut_in_pieces(place):
+    """More terms than one exact sum may have: the sums of the pieces are summed."""
+    x = np.random.default_rng(2).random(3 * exactness.MAX_TERMS + 5, np.float32)
+    pieces = [run(place, "total", part) for part in np.split(x, range(exactness.MAX_TERMS, len(x), exactness.MAX_TERMS))]
+    assert run(place, "total", x) == run(place, "total", np.concatenate(pieces))
 
 
 def test_the_shipped_fingerprint():
@@ -197,8 +178,6 @@ def test_what_exact_arithmetic_refuses(place):
     backend = get_backend(place.backend)
     with pytest.raises(BackendError, match="float32"):
         backend.load(config, random_parameters(config), "float64", place.device, "exact")
-    with pytest.raises(BackendError, match="gradients"):
-        load(config, place).loss_and_gradients(ladder.tokens(config), ladder.targets(config))
     broken = random_parameters(config)
     broken["model.embed_tokens.weight"][1, 2] = np.inf
     with pytest.raises(InputError, match=r"model.embed_tokens.weight: expected finite .*\[1, 2\]"):
@@ -270,13 +249,8 @@ def check_mix_sees_no_hidden_key(place):
     weights[..., 5:] = 0
     values = rng.standard_normal((2, 9, 2, 6)).astype(np.float32)
     values[:, 5:] *= np.float32(1e4)
-    ops, convert, model = place.module("exact"), FROM_NUMPY[place.backend], load(ladder.LLAMA, place)
-
-    def mix(S):
-        found = scoped(place, lambda: ops.attention_mix(convert(weights[..., :S]), convert(values[:, :S])))
-        return model.to_numpy(found).tobytes()
-
-    assert mix(5) == mix(9)
+    found = [run(place, "attention_mix", weights[..., :S], values[:, :S], module="exact") for S in (5, 9)]
+    assert found[0].tobytes() == found[1].tobytes()
 
 
 def test_the_mix_sees_no_hidden_key(place):

@@ -25,7 +25,7 @@ def test_every_operation_has_a_case(place):
         name for name, value in vars(native).items()
         if not name.startswith("_") and callable(value) and inspect.unwrap(value).__module__ == native.__name__
     }  # fmt: skip
-    assert public - {"prepare"} == {name for name, *_ in ladder.operation_cases().values()}
+    assert public - {"prepare", "fan_out"} == {name for name, *_ in ladder.operation_cases().values()}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_impl import exact, native
+from pytorch_impl import exact, exact_compact, exact_primitives, native
 from pytorch_impl.cache import Cache
 from pytorch_impl.decoder import Decoder
 from pytorch_impl.loss import language_model_loss
-from pytorch_impl.optimizer import AdamW
+from pytorch_impl.optimizer import AdamW, ExactAdamW
 from samelogits.backend import Model, check_request
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
@@ -20,7 +20,7 @@ from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-_ARITHMETICS = {"native": native, "exact": exact}
+_ARITHMETICS = {"native": native, "exact": exact, "exact-compact": exact_compact}
 
 
 class TorchModel(Model):
@@ -37,8 +37,8 @@ class TorchModel(Model):
         arithmetic: str,
     ):
         self.config, self.dtype, self.device, self.arithmetic = config, dtype, device, arithmetic
-        if self.arithmetic == "exact":
-            self_test(exact, lambda array: torch.tensor(array, device=self.device), self.to_numpy)
+        if self.exact:
+            self_test(exact_primitives, lambda array: torch.tensor(array, device=self.device), self.to_numpy)
         self.decoder = Decoder(config, _ARITHMETICS[arithmetic], lambda name: self.from_numpy(parameters[name]))
 
     def from_numpy(self, array: np.ndarray) -> Tensor:
@@ -74,8 +74,13 @@ class TorchModel(Model):
     def export_gradients(self, gradients: dict[str, Tensor]) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value) for name, value in gradients.items()}
 
-    def new_optimizer(self, settings: AdamWSettings) -> AdamW:
-        return AdamW(dict(self.decoder.named_parameters()), settings)
+    def prepare_weights(self) -> None:
+        for module in self.decoder.modules():
+            if getattr(module, "prepared", None) is not None:
+                module.prepared = module.ops.prepare(module.weight)
+
+    def new_optimizer(self, settings: AdamWSettings) -> AdamW | ExactAdamW:
+        return (ExactAdamW if self.exact else AdamW)(dict(self.decoder.named_parameters()), settings)
 
     def _exact(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.device)
@@ -121,7 +126,7 @@ class TorchBackend:
         arithmetic: str = "native",
     ) -> TorchModel:
         place = check_request(self, dtype, device, arithmetic)
-        if arithmetic == "exact":
+        if arithmetic != "native":
             parameters = FlushedParameters(parameters)
         return TorchModel(config, parameters, dtype, place, arithmetic)
 

@@ -1,59 +1,84 @@
 """The operations of the decoder in exact arithmetic, with PyTorch: each has one right answer, bit for bit.
 
-docs/exact-arithmetic.md has the definitions and why they leave no choice. Values between operations are float32 without
-subnormals and negative zeros; inside an operation float64 carries exact integers or a single rounding.
+A backward takes the gradient d of the output, the output and the inputs, and returns the gradients of the inputs in the
+order of the arguments. What the operations are made of is in exact_primitives.py.
 """
 
 import math
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytorch_impl.native import merge_heads, split_heads  # nothing is computed there
-from samelogits.exactness import EXPONENT_BITS, FLUSH, HIGH, LOW, SMALLEST, SUM_GRID, check_length, hard_inputs
+from pytorch_impl import exact_primitives as primitives
+from pytorch_impl.exact_primitives import (
+    Slices,
+    differentiable,
+    divide,
+    exp,
+    log,
+    mean,
+    minus,
+    plus,
+    product,
+    product_over_keys,
+    product_over_tokens,
+    rounded,
+    split,
+    square_root,
+    times,
+    total,
+    total_by_id,
+    wide,
+)
+from pytorch_impl.native import merge_heads as merge_heads  # nothing is computed there
+from pytorch_impl.native import split_heads as split_heads
+from samelogits.exactness import as_float32
 
-__all__ = ["merge_heads", "split_heads"]
-
-
-class Slices(NamedTuple):
-    """A matrix [..., R, K] as integers: row r is about scale[r] (high 2^-17 + low 2^-36)."""
-
-    high: Tensor
-    low: Tensor
-    scale: Tensor
-
-
-def rounded(x: Tensor) -> Tensor:
-    """The only rounding: float64 to the nearest float32, ties to even, without subnormals and negative zeros."""
-    size = x.abs()
-    return torch.where(size < FLUSH, 0, torch.where(size < SMALLEST, x.sign() * SMALLEST, x)).float()
-
-
-def multiply_integers(a_RK: Tensor, b_OK: Tensor) -> Tensor:
-    """Rows of a times rows of b, float64 [..., R, O]: exact, as every partial sum of integers fits 53 bits."""
-    return a_RK @ b_OK.transpose(-1, -2)
+Gradients = Sequence[Tensor | None]
 
 
 def prepare(weight_OI: Tensor) -> Slices:
     """A weight split once, at load, so that products with it need not."""
-    return _split(_wide(weight_OI.detach()))
+    return split(weight_OI)
 
 
+def _fan_out_backward(*arguments: Any) -> Gradients:
+    n = arguments[-1]
+    summed: Tensor = arguments[0]
+    for d in arguments[1:n]:
+        summed = plus(summed, d)
+    return summed, None
+
+
+@differentiable(_fan_out_backward)
+def fan_out(x: Tensor, n: int) -> tuple[Tensor, ...]:
+    """x for n uses; its gradients are added from the first use to the last, each sum rounded."""
+    return tuple(x.view_as(x) for _ in range(n))
+
+
+def _embed_backward(d_BTD: Tensor, rows_BTD: Tensor, ids_BT: Tensor, weight_VD: Tensor) -> Gradients:
+    V, D = weight_VD.shape
+    return None, total_by_id(d_BTD.reshape(-1, D), ids_BT.reshape(-1), V)
+
+
+@differentiable(_embed_backward)
 def embed(ids_BT: Tensor, weight_VD: Tensor) -> Tensor:
     """Rows of the table, [B, T, D]."""
     return weight_VD[ids_BT]
 
 
+@differentiable(lambda d, output, x, y: (d, d))
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum, rounded once."""
-    return rounded(_wide(x) + _wide(y))
+    return plus(x, y)
 
 
+@differentiable(lambda d, output, x, y: (times(d, y), times(d, x)))
 def multiply(x: Tensor, y: Tensor) -> Tensor:
     """Product, rounded once."""
-    return rounded(_wide(x) * _wide(y))
+    return times(x, y)
 
 
 def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
@@ -61,183 +86,184 @@ def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
 
 
+def _linear_backward(
+    d_BTO: Tensor, y_BTO: Tensor, x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, prepared: Slices
+) -> Gradients:
+    d_RO, x_RI = d_BTO.reshape(-1, d_BTO.shape[-1]), x_BTI.reshape(-1, x_BTI.shape[-1])
+    d_x_RI = product(split(d_RO), split(weight_OI.T))
+    d_bias_O = None if bias_O is None else total(d_RO.T)[:, 0]
+    return d_x_RI.reshape(x_BTI.shape), product_over_tokens(d_RO, x_RI), d_bias_O, None
+
+
+@differentiable(_linear_backward)
 def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, prepared: Slices) -> Tensor:
     """x W^T, rounded, + b, rounded."""
-    x_RI = x_BTI.flatten(0, 1)
-    y_RO = _product(_split(_wide(x_RI)), prepared)
+    y_RO = product(split(x_BTI.reshape(-1, x_BTI.shape[-1])), prepared)
     if bias_O is not None:
-        y_RO = add(y_RO, bias_O)
-    return y_RO.unflatten(0, x_BTI.shape[:2])
+        y_RO = plus(y_RO, bias_O)
+    return y_RO.reshape(*x_BTI.shape[:-1], y_RO.shape[-1])
 
 
+def _rotate_backward(
+    d_BTNH: Tensor, turned_BTNH: Tensor, x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor
+) -> Gradients:
+    return _turn(d_BTNH, wide(cos_BTR), -wide(sin_BTR)), None, None
+
+
+@differentiable(_rotate_backward)
 def rotate(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
     """Rotary positions, half-split; both products are exact, their sum is rounded."""
-    cos_BT1R, sin_BT1R = _wide(cos_BTR)[:, :, None], _wide(sin_BTR)[:, :, None]
-    first, second = _wide(x_BTNH).chunk(2, dim=-1)
+    return _turn(x_BTNH, wide(cos_BTR), wide(sin_BTR))
+
+
+def _turn(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
+    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
+    first, second = wide(x_BTNH).chunk(2, dim=-1)
     turned = torch.cat([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], dim=-1)
     return rounded(turned)
 
 
+def _attention_scores_backward(d_BNTS: Tensor, scores_BNTS: Tensor, q_BTNH: Tensor, k_BSKH: Tensor) -> Gradients:
+    B, N, T, S = d_BNTS.shape
+    K, H = k_BSKH.shape[2:]
+    d_BKXS = times(d_BNTS, as_float32(1 / math.sqrt(H))).reshape(B, K, N // K * T, S)
+    d_q_BKXH = product_over_keys(d_BKXS, k_BSKH.transpose(1, 2))
+    d_k_BKSH = product_over_tokens(d_BKXS, _group(q_BTNH, K))
+    return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(1, 2)
+
+
+@differentiable(_attention_scores_backward)
 def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor) -> Tensor:
     """q . k, rounded, times 1 / sqrt(H), rounded."""
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
-    q_BKXH = _group(q_BTNH, K)
-    k_BKSH = k_BSKH.transpose(1, 2)
-    products_BKXS = _product(_split(_wide(q_BKXH)), _split(_wide(k_BKSH)))
-    return multiply(products_BKXS.reshape(B, N, T, S), torch.tensor(1 / math.sqrt(H), dtype=torch.float32))
+    products_BKXS = product(split(_group(q_BTNH, K)), split(k_BSKH.transpose(1, 2)))
+    return times(products_BKXS.reshape(B, N, T, S), as_float32(1 / math.sqrt(H)))
 
 
+def _attention_weights_backward(
+    d_BNTS: Tensor, weights_BNTS: Tensor, scores_BNTS: Tensor, visible_BTS: Tensor
+) -> Gradients:
+    along_BNT1 = total(times(d_BNTS, weights_BNTS))
+    return times(weights_BNTS, minus(d_BNTS, along_BNT1)), None
+
+
+@differentiable(_attention_weights_backward)
 def attention_weights(scores_BNTS: Tensor, visible_BTS: Tensor) -> Tensor:
     """Softmax over the visible keys: exponentials of rounded gaps to the largest, over their exact sum, rounded."""
     visible_B1TS = visible_BTS[:, None]
     top_BNT1 = torch.where(visible_B1TS, scores_BNTS, -math.inf).amax(dim=-1, keepdim=True)
-    top_BNT1 = torch.where(torch.isfinite(top_BNT1), top_BNT1, 0)
-    gaps_BNTS = rounded(torch.where(visible_B1TS, _wide(scores_BNTS) - _wide(top_BNT1), 0))
-    parts_BNTS = torch.where(visible_B1TS, _exp(gaps_BNTS), 0)
-    sum_BNT1 = _sum(parts_BNTS)
-    return _divide(parts_BNTS, torch.where(sum_BNT1 > 0, sum_BNT1, 1))
+    gaps_BNTS = minus(torch.where(visible_B1TS, scores_BNTS, 0), torch.where(torch.isfinite(top_BNT1), top_BNT1, 0))
+    parts_BNTS = torch.where(visible_B1TS, exp(gaps_BNTS), 0)
+    sum_BNT1 = total(parts_BNTS)
+    return divide(parts_BNTS, torch.where(sum_BNT1 > 0, sum_BNT1, 1))
 
 
-def attention_mix(weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
-    """Weighted sums of the values. Each value vector's power of two goes into its weight, so that a row's grid depends
-    on the keys that it sees, and on no other."""
+def _attention_mix_backward(d_BTNH: Tensor, mixed_BTNH: Tensor, weights_BNTS: Tensor, v_BSKH: Tensor) -> Gradients:
     B, N, T, S = weights_BNTS.shape
     K = v_BSKH.shape[2]
-    v_BKSH = _split(_wide(v_BSKH.transpose(1, 2)))
-    scaled_BKXS = _wide(weights_BNTS.reshape(B, K, N // K * T, S)) * v_BKSH.scale.transpose(-1, -2)
-    one = torch.ones(1, 1, dtype=torch.float64, device=v_BSKH.device)
-    columns_BKHS = Slices(v_BKSH.high.transpose(-1, -2), v_BKSH.low.transpose(-1, -2), one)
-    return _ungroup(_product(_split(scaled_BKXS), columns_BKHS), N)
+    d_BKXH = _group(d_BTNH, K)
+    d_weights_BKXS = product(split(d_BKXH), split(v_BSKH.transpose(1, 2)))
+    d_v_BKHS = product_over_tokens(d_BKXH, weights_BNTS.reshape(B, K, N // K * T, S))
+    return d_weights_BKXS.reshape(B, N, T, S), d_v_BKHS.permute(0, 3, 1, 2)
 
 
+@differentiable(_attention_mix_backward)
+def attention_mix(weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
+    """Weighted sums of the values, [B, T, N, H]."""
+    B, N, T, S = weights_BNTS.shape
+    K = v_BSKH.shape[2]
+    weights_BKXS = weights_BNTS.reshape(B, K, N // K * T, S)
+    return _ungroup(product_over_keys(weights_BKXS, v_BSKH.transpose(1, 2)), N)
+
+
+def _layer_norm_backward(
+    d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float
+) -> Gradients:
+    normal_BTD, root_BT1 = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    d_normal_BTD = times(d_BTD, weight_D)
+    centred_BTD = minus(d_normal_BTD, mean(d_normal_BTD))
+    d_x_BTD = _normalize_backward(centred_BTD, d_normal_BTD, normal_BTD, root_BT1)
+    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), _total_over_tokens(d_BTD), None
+
+
+@differentiable(_layer_norm_backward)
 def layer_norm(x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias, rounded at every step but before the bias."""
-    centred_BTD = rounded(_wide(x_BTD) - _wide(_mean(x_BTD)))
-    root_BT1 = _root(_mean(multiply(centred_BTD, centred_BTD)), eps)
-    return rounded(_wide(_divide(centred_BTD, root_BT1)) * _wide(weight_D) + _wide(bias_D))
+    normal_BTD, _ = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    return rounded(wide(normal_BTD) * weight_D + wide(bias_D))
 
 
+def _rms_norm_backward(d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, weight_D: Tensor, eps: float) -> Gradients:
+    normal_BTD, root_BT1 = _normalize(x_BTD, eps)
+    d_normal_BTD = times(d_BTD, weight_D)
+    d_x_BTD = _normalize_backward(d_normal_BTD, d_normal_BTD, normal_BTD, root_BT1)
+    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), None
+
+
+@differentiable(_rms_norm_backward)
 def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, rounded at every step."""
-    root_BT1 = _root(_mean(multiply(x_BTD, x_BTD)), eps)
-    return multiply(_divide(x_BTD, root_BT1), weight_D)
+    normal_BTD, _ = _normalize(x_BTD, eps)
+    return times(normal_BTD, weight_D)
 
 
+def _normalize(x_BTD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x over its root mean square, and that root [B, T, 1]."""
+    root_BT1 = square_root(plus(mean(times(x_BTD, x_BTD)), as_float32(eps)))
+    return divide(x_BTD, root_BT1), root_BT1
+
+
+def _normalize_backward(centred_BTD: Tensor, d_normal_BTD: Tensor, normal_BTD: Tensor, root_BT1: Tensor) -> Tensor:
+    along_BT1 = mean(times(d_normal_BTD, normal_BTD))
+    return divide(rounded(wide(centred_BTD) - wide(normal_BTD) * along_BT1), root_BT1)
+
+
+@differentiable(lambda d, y, x: (torch.where(x > 0, d, 0),))
 def relu(x: Tensor) -> Tensor:
     """max(x, 0)."""
     return x.clamp(min=0)
 
 
+@differentiable(lambda d, y, x: (times(d, primitives.gelu_slope(x)),))
 def gelu(x: Tensor) -> Tensor:
     """x Phi(x), correctly rounded."""
-    return _correct("gelu", x, gelu64(_wide(x)))
+    return primitives.gelu(x)
 
 
+@differentiable(lambda d, y, x: (times(d, primitives.gelu_tanh_slope(x)),))
 def gelu_tanh(x: Tensor) -> Tensor:
     """The tanh approximation of GELU, correctly rounded."""
-    return _correct("gelu_tanh", x, gelu_tanh64(_wide(x)))
+    return primitives.gelu_tanh(x)
 
 
+@differentiable(lambda d, y, x: (times(d, primitives.silu_slope(x)),))
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x), correctly rounded."""
-    return _correct("silu", x, silu64(_wide(x)))
+    return primitives.silu(x)
 
 
+def _cross_entropy_backward(
+    d: Tensor, loss: Tensor, logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor
+) -> Gradients:
+    parts_BTV = exp(minus(logits_BTV, logits_BTV.amax(dim=-1, keepdim=True)))
+    chosen_BTV = torch.arange(logits_BTV.shape[-1], device=ids_BT.device) == ids_BT[..., None]
+    d_BTV = times(minus(divide(parts_BTV, total(parts_BTV)), wide(chosen_BTV)), divide(d, counted_BT.sum()))
+    return torch.where(counted_BT[..., None], d_BTV, 0), None, None
+
+
+@differentiable(_cross_entropy_backward)
 def cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Tensor:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
-    gaps_BTV = rounded(_wide(logits_BTV) - _wide(logits_BTV.amax(dim=-1, keepdim=True)))
-    logs_BT = _log(_sum(_exp(gaps_BTV))[..., 0])
+    gaps_BTV = minus(logits_BTV, logits_BTV.amax(dim=-1, keepdim=True))
+    logs_BT = log(total(exp(gaps_BTV))[..., 0])
     picked_BT = gaps_BTV.gather(-1, ids_BT[..., None])[..., 0]
-    losses_BT = torch.where(counted_BT, add(logs_BT, -picked_BT), 0)
-    return _divide(_sum(losses_BT.flatten())[0], counted_BT.sum())
+    losses_BT = torch.where(counted_BT, minus(logs_BT, picked_BT), 0)
+    return divide(total(losses_BT.reshape(-1))[0], counted_BT.sum())
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.double()
-
-
-def _power(x: Tensor) -> Tensor:
-    """The power of two below the largest magnitude of each row, 1 for a row of zeros, [..., 1]."""
-    top = x.abs().amax(dim=-1, keepdim=True)
-    return torch.where(top > 0, (top.view(torch.int64) & EXPONENT_BITS).view(torch.float64), 1)
-
-
-def _split(x: Tensor) -> Slices:
-    scale = _power(x)
-    y = x * (HIGH / scale)
-    high = y.round()
-    return Slices(high, ((y - high) * LOW).round(), scale)
-
-
-def _product(a: Slices, b: Slices) -> Tensor:
-    """Rows of a times rows of b, [..., R, O]: three exact products of integers, put together and rounded."""
-    check_length(a.high.shape[-1])
-    R = a.high.shape[-2]
-    stacked = multiply_integers(torch.cat([a.high, a.low], dim=-2), b.high)
-    cross = stacked[..., R:, :] + multiply_integers(a.high, b.low)
-    # Each product is scaled before anything is added, so that no compiler can fuse the addition into it.
-    joined = stacked[..., :R, :] * (a.scale * HIGH**-2) + cross * (a.scale * (HIGH**-2 / LOW))
-    return rounded(joined * b.scale.transpose(-1, -2))
-
-
-def _sum(x: Tensor) -> Tensor:
-    """Sum over the last axis, [..., 1]: exact, of terms on a common grid, then rounded."""
-    check_length(x.shape[-1])
-    wide = _wide(x)
-    grid = 2 * _power(wide)
-    return rounded((wide * (SUM_GRID / grid)).round().sum(dim=-1, keepdim=True) * (grid / SUM_GRID))
-
-
-def _divide(x: Tensor, y: Tensor | int) -> Tensor:
-    return rounded(_wide(x) / y)
-
-
-def _mean(x: Tensor) -> Tensor:
-    return _divide(_sum(x), x.shape[-1])
-
-
-def _root(x: Tensor, eps: float) -> Tensor:
-    return rounded(_wide(add(x, torch.tensor(eps, dtype=torch.float32))).sqrt())
-
-
-def _exp(x: Tensor) -> Tensor:
-    return _correct("exp", x, _wide(x).exp())
-
-
-def _log(x: Tensor) -> Tensor:
-    return _correct("log", x, _wide(x).log())
-
-
-def gelu64(x: Tensor) -> Tensor:
-    """GELU in float64, near enough for the rounding to be right: no cancellation on the negative side."""
-    return x * 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
-
-
-def gelu_tanh64(x: Tensor) -> Tensor:
-    """(1 + tanh(u)) / 2 is sigmoid(2 u), without cancellation."""
-    return x * _sigmoid64(math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
-
-
-def silu64(x: Tensor) -> Tensor:
-    """SiLU in float64."""
-    return x * _sigmoid64(x)
-
-
-def _sigmoid64(x: Tensor) -> Tensor:
-    return 1 / (1 + (-x).exp())
-
-
-def _correct(function: str, x: Tensor, value: Tensor) -> Tensor:
-    """The float64 value rounded, or the table's result where float64 can't decide."""
-    inputs, results = _table(function, x.device)
-    place = torch.searchsorted(inputs, x.contiguous()).clamp(max=len(inputs) - 1)
-    return torch.where(inputs[place] == x, results[place], rounded(value))
-
-
-@cache
-def _table(function: str, device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.tensor(table, device=device) for table in hard_inputs(function))
+def _total_over_tokens(x_BTD: Tensor) -> Tensor:
+    return total(x_BTD.reshape(-1, x_BTD.shape[-1]).T)[:, 0]
 
 
 def _group(x_BTNH: Tensor, n_kv_heads: int) -> Tensor:

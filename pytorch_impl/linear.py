@@ -1,4 +1,4 @@
-"""The two layers that hold a table of weights: linear and embedding."""
+"""The two holders of a table of weights: linear and embedding."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -23,17 +23,10 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of a table by id; where it is the output head too, scores of its rows."""
+    """A table with a row for each id. head: it is the output head too, prepared for products."""
 
     def __init__(self, ops: ModuleType, name: str, load: Load, head: bool):
         super().__init__()
         self.ops = ops
         self.weight = nn.Parameter(load(f"{name}.weight"))
         self.prepared = ops.prepare(self.weight) if head else None
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.ops.embed(ids_BT, self.weight)
-
-    def score(self, x_BTD: Tensor) -> Tensor:
-        """x E^T: one score for each row, [B, T, V]."""
-        return self.ops.linear(x_BTD, self.weight, None, self.prepared)

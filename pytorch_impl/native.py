@@ -11,6 +11,11 @@ def prepare(weight_OI: Tensor) -> None:
     """What products need beside the weight itself: nothing."""
 
 
+def fan_out(x: Tensor, n: int) -> tuple[Tensor, ...]:
+    """x for n uses; whoever adds up its gradients chooses the order."""
+    return (x,) * n
+
+
 def embed(ids_BT: Tensor, weight_VD: Tensor) -> Tensor:
     """Rows of the table, [B, T, D]."""
     return F.embedding(ids_BT, weight_VD)

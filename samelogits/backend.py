@@ -19,7 +19,7 @@ from samelogits.schedule import AdamWSettings, learning_rate
 from samelogits.taps import Tap, no_tap
 
 DTYPES = ("float64", "float32", "bfloat16")
-ARITHMETICS = ("native", "exact")
+ARITHMETICS = ("native", "exact", "exact-compact")
 ENTRY_POINT_GROUP = "samelogits.backends"
 
 
@@ -54,7 +54,8 @@ class Backend(Protocol):
     ) -> Model:
         """A model with these parameters, each read from the mapping once and copied to the device in dtype.
 
-        arithmetic: "native", the framework's own kernels, or "exact", where every operation has one right answer.
+        arithmetic: "native", the framework's own kernels; "exact", where every operation has one right answer; or
+        "exact-compact", the same in half the memory for weights (8 bytes each rather than 16 beside its float32).
         """
         ...
 
@@ -85,6 +86,11 @@ class Model(abc.ABC):
     device: str
     arithmetic: str = "native"
 
+    @property
+    def exact(self) -> bool:
+        """Whether every operation has one right answer, bit for bit."""
+        return self.arithmetic != "native"
+
     @abc.abstractmethod
     def parameters(self) -> dict[str, np.ndarray]:
         """Canonical name to array (float64 for a float64 model, float32 otherwise)."""
@@ -108,6 +114,10 @@ class Model(abc.ABC):
     @abc.abstractmethod
     def export_gradients(self, gradients: Any) -> dict[str, np.ndarray]:
         """Canonical name to NumPy array, from the framework's own form."""
+
+    @abc.abstractmethod
+    def prepare_weights(self) -> None:
+        """Make anew what products need beside each weight; due whenever weights have changed."""
 
     @abc.abstractmethod
     def new_optimizer(self, settings: AdamWSettings) -> Optimizer:
@@ -141,7 +151,7 @@ class Model(abc.ABC):
         Nothing is shifted here: targets[b, t] is what should follow tokens[b, t]. Raises InputError if none counts.
         """
         loss = self.run_loss(*self._training_input(tokens, targets, ignore_index, attention_mask, None))
-        if self.arithmetic == "exact" and not np.isfinite(loss):
+        if self.exact and not np.isfinite(loss):
             raise InputError(f"exact arithmetic: expected a finite loss, found {loss}")
         return loss
 
@@ -149,13 +159,18 @@ class Model(abc.ABC):
         self, tokens: Any, targets: Any, ignore_index: int = IGNORE_INDEX, attention_mask: Any = None
     ) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and its gradient for every parameter by canonical name. Arguments as for loss."""
-        self._refuse_exact_gradients()
         loss, gradients = self.run_gradients(*self._training_input(tokens, targets, ignore_index, attention_mask, None))
-        return loss, self.export_gradients(gradients)
+        exported = self.export_gradients(gradients)
+        if self.exact:
+            for name, array in exported.items():
+                if not np.isfinite(array).all():
+                    raise InputError(
+                        f"exact arithmetic: expected finite values, found others in the gradient of {name}"
+                    )
+        return loss, exported
 
     def trainer(self, settings: AdamWSettings, seed: int = 0) -> Trainer:
         """Trains this model in place. seed: of the dropout masks."""
-        self._refuse_exact_gradients()
         return Trainer(self, settings, seed)
 
     def extend(self, cache: Any, tokens: Any, attention_mask: Any = None) -> np.ndarray:
@@ -237,11 +252,7 @@ class Model(abc.ABC):
                 raise InputError(f"exact arithmetic: expected finite values, found others at {name}")
             tap(name, value)
 
-        return self.to_numpy(self.run_forward(batch, cache, finite if self.arithmetic == "exact" else tap))
-
-    def _refuse_exact_gradients(self) -> None:
-        if self.arithmetic == "exact":
-            raise BackendError("arithmetic: expected native, as exact arithmetic has no gradients yet, found 'exact'")
+        return self.to_numpy(self.run_forward(batch, cache, finite if self.exact else tap))
 
     def _training_input(
         self, tokens: Any, targets: Any, ignore_index: int, attention_mask: Any, dropout_key: tuple[int, int] | None
@@ -271,6 +282,7 @@ class Trainer:
         loss, gradients = self.model.run_gradients(batch, checked)
         rate = learning_rate(self.settings, self.finished_steps)
         norm = self._optimizer.step(gradients, rate)
+        self.model.prepare_weights()
         self.finished_steps += 1
         return StepResult(loss, norm, rate)
 
@@ -322,7 +334,7 @@ def check_request(backend: Backend, dtype: str, device: str | None, arithmetic: 
     """The device to use (the backend's first when None); BackendError for what the backend doesn't have."""
     if arithmetic not in ARITHMETICS:
         raise BackendError(f"arithmetic: expected one of {', '.join(ARITHMETICS)}, found {arithmetic!r}")
-    if arithmetic == "exact" and dtype != "float32":
+    if arithmetic != "native" and dtype != "float32":
         raise BackendError(f"dtype: expected float32, which exact arithmetic is defined on, found {dtype!r}")
     if dtype not in backend.dtypes:
         raise BackendError(f"dtype: expected one of {', '.join(backend.dtypes)} for {backend.name}, found {dtype!r}")

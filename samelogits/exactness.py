@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,18 +28,38 @@ MAX_TERMS = 2**16  # with more, a partial sum of the largest slices might not fi
 EXPONENT_BITS = 0x7FF0000000000000  # of a float64: all else cleared, what remains is the power of two below it
 
 
-def hard_inputs(function: str) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs, ascending, whose value lies too near to a rounding boundary for float64 to decide, and the right results.
+class HardInputs(NamedTuple):
+    """Inputs whose value lies too near to a rounding boundary for float64 to decide, and the right results.
 
-    Two float32 arrays [n], made by parity_tests/make_hard_inputs.py with multi-precision arithmetic.
+    Two float32 arrays [2^n]: input x has its place at (bits of x * multiplier mod 2^32) >> shift, shared with no other;
+    free places hold NaN.
     """
-    return _tables()[function]
+
+    multiplier: int
+    shift: int
+    inputs: np.ndarray
+    results: np.ndarray
 
 
 @cache
-def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def hard_inputs(function: str) -> HardInputs:
+    """The table of a function, made by parity_tests/make_hard_inputs.py with multi-precision arithmetic."""
     with files("samelogits").joinpath("hard_inputs.npz").open("rb") as file, np.load(file) as arrays:
-        return {name: (arrays[name][0], arrays[name][1]) for name in arrays.files}
+        inputs, results = arrays[function]
+    bits = inputs.view(np.uint32)
+    for shift in range(16, 0, -1):
+        for multiplier in np.random.default_rng(0).integers(2**31, 2**32, 64) | 1:
+            slots = (bits * np.uint32(multiplier)) >> np.uint32(shift)
+            if len(np.unique(slots)) == len(slots):
+                table = np.full((2, 2 ** (32 - shift)), np.nan, np.float32)
+                table[:, slots] = inputs, results
+                return HardInputs(int(multiplier), shift, *table)
+    raise AssertionError(f"{function}: no multiplier gives each hard input a place of its own")
+
+
+def as_float32(value: float) -> float:
+    """The nearest float32, as a Python number."""
+    return float(np.float32(value))
 
 
 def check_length(terms: int) -> None:
@@ -48,15 +68,15 @@ def check_length(terms: int) -> None:
         raise InputError(f"exact arithmetic: expected sums of at most {MAX_TERMS} terms, found {terms}")
 
 
-def self_test(ops: Any, from_numpy: Callable[[np.ndarray], Any], to_numpy: Callable[[Any], np.ndarray]) -> None:
+def self_test(primitives: Any, from_numpy: Callable[[np.ndarray], Any], to_numpy: Callable[[Any], np.ndarray]) -> None:
     """Raise BackendError, with the reason, if this platform can't keep a condition that exactness rests on.
 
-    ops: an implementation's exact operations. from_numpy: float64 or float32 to its arrays, dtype kept. to_numpy: back.
+    primitives: an implementation's. from_numpy: a float64 array to its own. to_numpy: back.
     """
     # The rounding, at its thresholds: below FLUSH zero, from there SMALLEST, ties to even, no negative zero.
     inputs = np.array([FLUSH, np.nextafter(FLUSH, 0), SMALLEST, -FLUSH, -0.0, 1 + 2.0**-24, 1 + 3 * 2.0**-24])
     expected = np.array([SMALLEST, 0, SMALLEST, -SMALLEST, 0, 1, 1 + 2.0**-22], np.float32)
-    _require(to_numpy(ops.rounded(from_numpy(inputs))), expected, "rounding to float32")
+    _require(to_numpy(primitives.rounded(from_numpy(inputs))), expected, "rounding to float32")
 
     # Integer products of the longest row, the largest slices, and odd ones that a lost bit would change.
     rows = np.full((3, MAX_TERMS), 2.0**18)
@@ -64,17 +84,15 @@ def self_test(ops: Any, from_numpy: Callable[[np.ndarray], Any], to_numpy: Calla
     rows[2] = np.arange(MAX_TERMS) % 1021 - 2.0**18
     exact = np.array([[int(a @ b) for b in rows.astype(np.int64)] for a in rows.astype(np.int64)], np.float64)
     wide = from_numpy(rows)
-    _require(to_numpy(ops.multiply_integers(wide, wide)), exact, "a float64 product of integers")
-    _require(to_numpy(ops.multiply_integers(wide[:1], wide)), exact[:1], "a float64 product of one row")
+    _require(to_numpy(primitives.multiply_integers(wide, wide)), exact, "a float64 product of integers")
+    _require(to_numpy(primitives.multiply_integers(wide[:1], wide)), exact[:1], "a float64 product of one row")
 
     # A whole product of one row, where a compiler would like to fuse the addition into it.
     generator = np.random.default_rng(0)
-    x, weights = generator.standard_normal((1, 1, 96), np.float32), generator.standard_normal((64, 96), np.float32)
-    found = to_numpy(ops.linear(from_numpy(x), None, None, ops.prepare(from_numpy(weights))))
+    row, weights = generator.standard_normal((1, 96), np.float32), generator.standard_normal((64, 96), np.float32)
+    found = to_numpy(primitives.product(*(primitives.split(from_numpy(rows.astype(float))) for rows in (row, weights))))
     _require(
-        found[0, 0],
-        np.array([_product(x[0, 0], row) for row in weights], np.float32),
-        "a product put together from slices",
+        found, np.array([[_product(row[0], b) for b in weights]], np.float32), "a product put together from slices"
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from samelogits.errors import ConfigError
+from samelogits.errors import ConfigError, InputError
+from samelogits.exactness import as_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +50,44 @@ def learning_rate(settings: AdamWSettings, finished_steps: int) -> float:
     progress = min(1.0, (finished_steps - s.warmup_steps) / (s.total_steps - s.warmup_steps))
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return s.learning_rate * (s.final_fraction + (1 - s.final_fraction) * cosine)
+
+
+class StepNumbers(NamedTuple):
+    """What one AdamW step in exact arithmetic multiplies with and adds: float32 values as Python numbers.
+
+    g = R(clip gradient); m = R(keep_first m + take_first g); v = R(keep_second v + take_second R(g g));
+    u = R(R(unbias_first m) / R(R(sqrt(R(unbias_second v))) + eps)); for matrices u = R(decay w + u);
+    w = R(w - learning_rate u).
+    """
+
+    clip: float
+    keep_first: float
+    take_first: float
+    unbias_first: float
+    keep_second: float
+    take_second: float
+    unbias_second: float
+    eps: float
+    decay: float
+    learning_rate: float
+
+
+def step_numbers(settings: AdamWSettings, step: int, norm: float, learning_rate: float) -> StepNumbers:
+    """The numbers of one step, counted from 1, given the gradients' global norm; not finite is an InputError."""
+    if not math.isfinite(norm):
+        raise InputError(f"exact arithmetic: expected a finite gradient norm, found {norm}")
+    s = settings
+    beta1_power, beta2_power = (math.prod([beta] * step) for beta in (s.beta1, s.beta2))
+    numbers = StepNumbers(
+        clip=min(1.0, as_float32(s.max_grad_norm) / as_float32(norm + as_float32(1e-6))),
+        keep_first=s.beta1,
+        take_first=1 - s.beta1,
+        unbias_first=1 / (1 - beta1_power),
+        keep_second=s.beta2,
+        take_second=1 - s.beta2,
+        unbias_second=1 / (1 - beta2_power),
+        eps=s.eps,
+        decay=s.weight_decay,
+        learning_rate=learning_rate,
+    )
+    return StepNumbers(*map(as_float32, numbers))

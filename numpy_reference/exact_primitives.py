@@ -1,0 +1,290 @@
+"""What the operations in exact arithmetic are made of, with NumPy: each step has one right answer, bit for bit.
+
+docs/exact-arithmetic.md has the definitions and why they leave no choice. Values between steps are float32 without
+subnormals and negative zeros; inside a step float64 carries exact integers or a single rounding.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_reference.native import _normal_cdf
+from numpy_reference.tape import Array, record
+from samelogits.exactness import (
+    EXPONENT_BITS,
+    FLUSH,
+    HIGH,
+    LOW,
+    MAX_TERMS,
+    SUM_GRID,
+    check_length,
+    hard_inputs,
+)
+
+_BLOCK = 2**17  # elements of a product put together at a time, so that the passes over them stay in cache
+
+
+class Slices(NamedTuple):
+    """A matrix [..., R, K] as integers, both slices in a pair [..., R, 2 K]: scale (high 2^-17 + low 2^-36)."""
+
+    pair: Array
+    scale: Array
+
+    @property
+    def high(self) -> Array:
+        """The leading slice, [..., R, K]."""
+        return self.pair[..., : self.pair.shape[-1] // 2]
+
+    @property
+    def low(self) -> Array:
+        """What the leading slice leaves over, [..., R, K]."""
+        return self.pair[..., self.pair.shape[-1] // 2 :]
+
+    def at(self, index: Any) -> "Slices":
+        """Some of the matrices, or some of the rows."""
+        return Slices(self.pair[index], self.scale[index])
+
+
+def differentiable(backward: Callable[..., Sequence[Array | None]]) -> Callable[..., Any]:
+    """Give an operation its backward(d, output, *inputs), from the output's gradient to those of the inputs."""
+
+    def decorate(operation: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(operation)
+        def run(*inputs: Any) -> Any:
+            output = operation(*inputs)
+            return record(output, inputs, lambda *d: backward(*d, output, *inputs))
+
+        return run
+
+    return decorate
+
+
+def rounded(x: Array) -> Array:
+    """The only rounding: float64 to the nearest float32, ties to even, without subnormals and negative zeros."""
+    with np.errstate(over="ignore", under="ignore"):  # what is not finite is found at the taps, by Model
+        narrow = np.asarray(x).astype(np.float32)
+    np.copyto(narrow, 0, where=np.abs(x) < FLUSH)
+    return narrow
+
+
+def wide(x: Array) -> Array:
+    """Float64, in which one operation on float32 values is done before it is rounded."""
+    return x.astype(np.float64, copy=False)
+
+
+def plus(x: Array, y: Array | float) -> Array:
+    """x + y, rounded once."""
+    return rounded(wide(x) + y)
+
+
+def minus(x: Array, y: Array | float) -> Array:
+    """x - y, rounded once."""
+    return rounded(wide(x) - y)
+
+
+def times(x: Array, y: Array | float) -> Array:
+    """x y, rounded once."""
+    return rounded(wide(x) * y)
+
+
+def divide(x: Array, y: Array | float) -> Array:
+    """x / y, rounded once."""
+    return rounded(wide(x) / y)
+
+
+def square_root(x: Array) -> Array:
+    """The root of a float32 value, rounded once."""
+    return rounded(np.sqrt(wide(x)))
+
+
+def total(x: Array) -> Array:
+    """Sum over the last axis, [..., 1]: exact, of terms on a common grid, then rounded. A longer axis is cut in pieces
+    of MAX_TERMS, whose sums are summed."""
+    terms = x.shape[-1]
+    if terms > MAX_TERMS:
+        padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -terms % MAX_TERMS)])
+        return total(total(padded.reshape(*x.shape[:-1], -1, MAX_TERMS))[..., 0])
+    grid = 2 * _power(x)
+    return rounded(np.rint(wide(x) * (SUM_GRID / grid)).sum(axis=-1, keepdims=True) * (grid / SUM_GRID))
+
+
+def mean(x: Array) -> Array:
+    """Mean over the last axis, [..., 1]: the sum over the number of terms."""
+    return divide(total(x), x.shape[-1])
+
+
+def total_by_id(x_RD: Array, ids_R: Array, n_ids: int) -> Array:
+    """Row v is the exact sum of the rows of x whose id is v, [V, D]; a column has one grid for all rows."""
+    check_length(len(x_RD))
+    grid_1D = 2 * _power(x_RD.T).T
+    sums_VD = np.zeros((n_ids, x_RD.shape[1]))
+    np.add.at(sums_VD, ids_R, np.rint(wide(x_RD) * (SUM_GRID / grid_1D)))
+    return rounded(sums_VD * (grid_1D / SUM_GRID))
+
+
+def multiply_integers(a_RK: Array, b_OK: Array) -> Array:
+    """Rows of a times rows of b, float64 [..., R, O]: exact, as every partial sum of integers fits 53 bits."""
+    product: Array = a_RK @ b_OK.swapaxes(-1, -2)
+    return product
+
+
+def split(x_RK: Array) -> Slices:
+    """The rows of a matrix as integers, each behind the power of two of its own."""
+    return _slices(x_RK, _power(x_RK))
+
+
+def _slices(x_RK: Array, scale_R1: Array) -> Slices:
+    K = x_RK.shape[-1]
+    pair = np.empty((*x_RK.shape[:-1], 2 * K))
+    high_RK, low_RK = pair[..., :K], pair[..., K:]
+    np.multiply(x_RK, HIGH / scale_R1, out=low_RK)
+    np.rint(low_RK, out=high_RK)
+    low_RK -= high_RK
+    low_RK *= LOW
+    np.rint(low_RK, out=low_RK)
+    return Slices(pair, scale_R1)
+
+
+def product(a_RK: Slices, b_OK: Slices) -> Array:
+    """Rows of a times rows of b, [..., R, O]: high high, and high low + low high as one product, each an exact product
+    of integers; put together and rounded."""
+    check_length(a_RK.high.shape[-1])
+    if a_RK.pair.ndim > 2 and a_RK.scale.size * b_OK.scale.shape[-2] > _BLOCK:
+        return np.stack([product(a_RK.at(i), b_OK.at(i)) for i in range(len(a_RK.pair))])
+    crossed_RX = np.concatenate([a_RK.low, a_RK.high], axis=-1)
+    unit_R1 = a_RK.scale * HIGH**-2
+    step = max(1, _BLOCK // max(1, unit_R1.size))
+    parts = []
+    for start in range(0, b_OK.scale.shape[-2], step):
+        some = b_OK.at((..., slice(start, start + step), slice(None)))
+        leading = multiply_integers(a_RK.high, wide(some.high))
+        cross = multiply_integers(crossed_RX, wide(some.pair))
+        # Each product is scaled before anything is added, so that no compiler can fuse the addition into it.
+        leading *= unit_R1
+        cross *= unit_R1 / LOW
+        leading += cross
+        leading *= some.scale.swapaxes(-1, -2)
+        parts.append(rounded(leading))
+    return np.concatenate(parts, axis=-1)
+
+
+def product_over_tokens(d_RO: Array, x_RI: Array) -> Array:
+    """Sum over rows r of d[r, o] x[r, i], [..., O, I]. A row whose d is all zero counts for nothing, whatever its x
+    is: the gradient of a weight doesn't depend on padding."""
+    live_RI = np.where((d_RO != 0).any(axis=-1, keepdims=True), x_RI, np.float32(0))
+    return product(split(d_RO.swapaxes(-1, -2)), split(live_RI.swapaxes(-1, -2)))
+
+
+def product_over_keys(weights_XS: Array, v_SH: Array) -> Array:
+    """Rows of weights times columns of v, [..., X, H]. Each key's power of two goes into its weight, so that a row's
+    grid depends on the keys whose weight isn't zero, and on no other."""
+    scale_S1 = _power(v_SH)
+    columns_HS = (v_SH / scale_S1).swapaxes(-1, -2)
+    right_HS = _slices(columns_HS, np.ones_like(columns_HS[..., :1]))
+    return product(split(weights_XS * scale_S1.swapaxes(-1, -2)), right_HS)
+
+
+def exp(x: Array) -> Array:
+    """e^x, correctly rounded."""
+    return _correct("exp", x, np.exp)
+
+
+def log(x: Array) -> Array:
+    """Natural logarithm, correctly rounded."""
+    return _correct("log", x, np.log)
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x), correctly rounded."""
+    return _correct("silu", x, silu64)
+
+
+def silu_slope(x: Array) -> Array:
+    """The derivative of SiLU, correctly rounded."""
+    return _correct("silu_slope", x, silu_slope64)
+
+
+def gelu(x: Array) -> Array:
+    """x Phi(x), correctly rounded."""
+    return _correct("gelu", x, gelu64)
+
+
+def gelu_slope(x: Array) -> Array:
+    """The derivative of GELU, correctly rounded."""
+    return _correct("gelu_slope", x, gelu_slope64)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The tanh approximation of GELU, correctly rounded."""
+    return _correct("gelu_tanh", x, gelu_tanh64)
+
+
+def gelu_tanh_slope(x: Array) -> Array:
+    """The derivative of the tanh approximation of GELU, correctly rounded."""
+    return _correct("gelu_tanh_slope", x, gelu_tanh_slope64)
+
+
+def silu64(x: Array) -> Array:
+    """SiLU in float64, near enough for the rounding to be right: no cancellation."""
+    return x * _sigmoid64(x)
+
+
+def silu_slope64(x: Array) -> Array:
+    """s + x s (1 - s), with 1 - s as sigmoid(-x)."""
+    return _sigmoid64(x) * (1 + x * _sigmoid64(-x))
+
+
+def gelu64(x: Array) -> Array:
+    """GELU in float64 by the complementary error function, without cancellation on the negative side."""
+    return x * _phi64(x)
+
+
+def gelu_slope64(x: Array) -> Array:
+    """Phi(x) + x phi(x)."""
+    return _phi64(x) + x * np.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+def gelu_tanh64(x: Array) -> Array:
+    """(1 + tanh(u)) / 2 is sigmoid(2 u), without cancellation."""
+    return x * _sigmoid64(_twice_u(x))
+
+
+def gelu_tanh_slope64(x: Array) -> Array:
+    """s + x s (1 - s) (2 u)', with s = sigmoid(2 u)."""
+    inner = math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return _sigmoid64(_twice_u(x)) * (1 + x * _sigmoid64(-_twice_u(x)) * inner)
+
+
+def _twice_u(x: Array) -> Array:
+    return math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)
+
+
+def _phi64(x: Array) -> Array:
+    return _normal_cdf(x)
+
+
+def _sigmoid64(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _power(x: Array) -> Array:
+    """The power of two below the largest magnitude of each row, 1 for a row of zeros, float64 [..., 1]."""
+    top = wide(np.abs(x).max(axis=-1, keepdims=True, initial=0))
+    return np.where(top > 0, (top.view(np.int64) & EXPONENT_BITS).view(np.float64), 1)
+
+
+def _correct(function: str, x: Array, value64: Callable[[Array], Array]) -> Array:
+    """The float64 value rounded, or the table's result where float64 can't decide."""
+    table = hard_inputs(function)
+    flat, results = x.reshape(-1), np.empty(x.size, np.float32)
+    for start in range(0, x.size, _BLOCK):
+        some = flat[start : start + _BLOCK]
+        slots = (some.view(np.uint32) * np.uint32(table.multiplier)) >> np.uint32(table.shift)
+        with np.errstate(over="ignore", under="ignore"):
+            value = rounded(value64(wide(some)))
+        np.copyto(value, table.results.take(slots), where=table.inputs.take(slots) == some)
+        results[start : start + _BLOCK] = value
+    return results.reshape(x.shape)
