@@ -11,7 +11,8 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"]
 
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
-PYTHON_TESTS = ["-q", "--durations=5"]
+# Two processes, and a file's tests in one of them: they share fixtures and what JAX has compiled.
+PYTHON_TESTS = ["-q", "--durations=5", "-n2", "--dist=loadfile"]
 
 
 def install(session: nox.Session, *targets: str, groups: tuple[str, ...] = ()) -> None:
