@@ -10,7 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jax_impl import exact_primitives as primitives
 from jax_impl.exact_primitives import (
@@ -212,7 +212,7 @@ def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
 
 def _normalize(x_BTD: Array, eps: float) -> tuple[Array, Array]:
     """x over its root mean square, and that root [B, T, 1]."""
-    root_BT1 = square_root(plus(mean(times(x_BTD, x_BTD)), rounded(eps)))
+    root_BT1 = square_root(plus(mean(times(x_BTD, x_BTD)), lax.reduce_precision(jnp.asarray(eps), 8, 23)))
     return divide(x_BTD, root_BT1), root_BT1
 
 
@@ -247,7 +247,7 @@ def silu(x: Array) -> Array:
 
 def _cross_entropy_backward(d: Array, loss: Array, logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Gradients:
     parts_BTV = exp(minus(logits_BTV, logits_BTV.max(axis=-1, keepdims=True)))
-    chosen_BTV = jnp.arange(logits_BTV.shape[-1]) == ids_BT[..., None]
+    chosen_BTV = jnp.arange(logits_BTV.shape[-1])[None, None] == ids_BT[..., None]
     d_BTV = times(minus(divide(parts_BTV, total(parts_BTV)), chosen_BTV), divide(d, counted_BT.sum()))
     return jnp.where(counted_BT[..., None], d_BTV, 0), None, None
 

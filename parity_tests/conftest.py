@@ -4,6 +4,10 @@ import ladder
 import pytest
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also what takes minutes, as nox -s exhaustive does")
+
+
 def pytest_configure(config):
     if unmet := ladder.unmet():
         raise pytest.UsageError(f"SAMELOGITS_REQUIRE: {', '.join(unmet)}")

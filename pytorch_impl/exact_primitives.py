@@ -6,7 +6,7 @@ subnormals and negative zeros; inside a step float64 carries exact integers or a
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +81,14 @@ class _Recorded(torch.autograd.Function):
 
 def rounded(x: Tensor) -> Tensor:
     """The only rounding: float64 to the nearest float32, ties to even, without subnormals and negative zeros."""
-    return F.hardshrink(x, _BELOW_FLUSH).float()  # differs: reduce-precision
+    kept = F.hardshrink(x, _BELOW_FLUSH)  # differs: reduce-precision
+    return (_round_digits(kept) if torch.compiler.is_compiling() else kept).float()
+
+
+def _round_digits(x: Tensor) -> Tensor:
+    """Float64 with the digits of the nearest float32, by its bits: a compiler may drop a cast to float32 and back."""
+    bits = x.view(torch.int64)
+    return ((bits + 0xFFFFFFF + (bits >> 29 & 1)) & ~0x1FFFFFFF).view(torch.float64)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -291,8 +298,14 @@ def _correct(function: str, x: Tensor, value64: Callable[[Tensor], Tensor]) -> T
     return torch.cat(parts).view(x.shape)
 
 
-@cache
-def _table(function: str, device: torch.device) -> tuple[int, int, Tensor, Tensor]:
-    table = hard_inputs(function)
-    signed = (table.multiplier ^ 2**31) - 2**31  # in int32, whose product has the same bits
-    return signed, table.shift, torch.tensor(table.inputs, device=device), torch.tensor(table.results, device=device)
+_Table = tuple[int, int, Tensor, Tensor]
+_TABLES: dict[tuple[str, torch.device], _Table] = {}  # filled by the self-test; torch.compile looks up, but can't load
+
+
+def _table(function: str, device: torch.device) -> _Table:
+    if (function, device) not in _TABLES:
+        table = hard_inputs(function)
+        signed = (table.multiplier ^ 2**31) - 2**31  # in int32, whose product has the same bits
+        inputs, results = (torch.tensor(array, device=device) for array in (table.inputs, table.results))
+        _TABLES[function, device] = signed, table.shift, inputs, results
+    return _TABLES[function, device]
