@@ -20,6 +20,7 @@
                         first (the first call, compilation included), median, min, max,
                         ratio, ratio_min, ratio_max (to the reference, within a round; ratio is the median)
         derived         product_gflops (512 x 768 x 3072), forward_gflops, forward_share_of_product, tokens_per_second
+    exact               what exact arithmetic costs: subject, measure, times of native (median, min, max), limit, met
     acceptance          the promise on NumPy's forward pass: dtype, ratio, limit, met (null: this run isn't its)
 
 Measures: forward, train (one AdamW step), generate (greedy, with a cache), load (from the folder to the logits of one

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.plan import TIMED, BenchmarkError, Plan
+from benchmarks.plan import EXACT, TIMED, BenchmarkError, Plan
 from benchmarks.plot import plot, read_result
 from benchmarks.report import table
 from benchmarks.run import run
@@ -23,6 +23,7 @@ examples:
   python -m benchmarks                                      GPT-2 124M, everything that is installed
   python -m benchmarks --preset llama-tiny --rounds 1       a trial in half a minute
   python -m benchmarks --subjects torch numpy --measures forward product
+  python -m benchmarks --subjects torch torch-exact jax jax-exact --forward-tokens 256 --measures forward
   python -m benchmarks plot benchmark.json                  writes benchmark.svg and benchmark.png
 
 exit status: 0 measured, 1 a subject differs from the reference or failed, 2 bad input
@@ -67,8 +68,9 @@ def _measure(arguments: list[str]) -> int:
         ("--threads", os.cpu_count() or 1, "threads of every subject"),
     ):
         parser.add_argument(option, type=_count, default=default, metavar="N", help=f"{text} (default: %(default)s)")
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), metavar="NAME",
-                        help="who: %(choices)s (default: all)")  # fmt: skip
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, metavar="NAME",
+                        default=[name for name in SUBJECTS if not name.endswith(EXACT)],
+                        help="who: %(choices)s (default: all but exact arithmetic)")  # fmt: skip
     parser.add_argument("--measures", nargs="+", choices=TIMED, default=list(TIMED), metavar="NAME",
                         help="what: %(choices)s (default: all)")  # fmt: skip
     parser.add_argument("--spoil", choices=SUBJECTS, metavar="NAME",

@@ -14,6 +14,7 @@ from samelogits.schedule import AdamWSettings
 
 REFERENCE = "torch"
 PRODUCT = (512, 768, 3072)
+EXACT = "-exact"  # ends the name of a subject in exact arithmetic; without it, the same framework in native
 
 # A constant rate, so that every step is the same work and the peers need no schedule.
 ADAMW = AdamWSettings(learning_rate=1e-4, final_fraction=1.0)

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmarks.plan import MEASURES, PRODUCT, REFERENCE, Plan
+from benchmarks.plan import EXACT, MEASURES, PRODUCT, REFERENCE, Plan
 
 ACCEPTED = {"preset": "gpt2", "forward_tokens": 512}  # the run that the promise is about
 ACCEPTED_RATIO = 1.5
+# Exact arithmetic against native in one framework, on GPT-2 124M: a forward pass of 256 tokens, and generation token by
+# token behind a prompt of one.
+EXACT_LIMITS = {
+    "forward": {"torch": 6.0, "jax": 7.0, "numpy": 7.0},
+    "generate": {"torch": 14.0, "jax": 14.0, "numpy": 14.0},
+}
+EXACT_SIZES = {"forward": ("forward_tokens", 256), "generate": ("prompt_tokens", 1)}
 
 
 def summarize(result: dict[str, Any], plan: Plan) -> dict[str, Any]:
@@ -24,7 +31,7 @@ def summarize(result: dict[str, Any], plan: Plan) -> dict[str, Any]:
             facts |= _statistics("ratio_", ratios)
             facts["ratio"] = facts.pop("ratio_median")
         record["derived"] = _derive(record["measures"], plan)
-    return result | {"acceptance": _accept(subjects.get("numpy"), plan)}
+    return result | {"acceptance": _accept(subjects.get("numpy"), plan), "exact": _exact(subjects, plan)}
 
 
 def _statistics(prefix: str, values: list[float]) -> dict[str, float]:
@@ -58,6 +65,24 @@ def _accept(numpy: dict[str, Any] | None, plan: Plan) -> dict[str, Any]:
         "limit": ACCEPTED_RATIO,
         "met": dtype == "float32" and ratio <= ACCEPTED_RATIO if applies else None,
     }
+
+
+def _exact(subjects: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
+    """What exact arithmetic costs: times of native in the same framework, within a round."""
+    costs = []
+    for name, record in subjects.items():
+        native = subjects.get(name.removesuffix(EXACT), {}).get("measures", {})
+        for measure in record["measures"] if name.endswith(EXACT) else ():
+            if measure not in EXACT_LIMITS or measure not in native:
+                continue
+            pairs = zip(record["measures"][measure]["samples"], native[measure]["samples"], strict=True)
+            field, size = EXACT_SIZES[measure]
+            applies = plan.preset == "gpt2" and getattr(plan, field) == size
+            limit = EXACT_LIMITS[measure][name.removesuffix(EXACT)]
+            cost = _statistics("", [exact / other for exact, other in pairs])
+            met = cost["median"] <= limit if applies else None
+            costs.append({"subject": name, "measure": measure, **cost, "limit": limit, "met": met})
+    return costs
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -100,10 +125,15 @@ def table(result: dict[str, Any]) -> str:
     for name, record in result["subjects"].items():
         if record["status"] != "measured":
             lines.append(f"{name}: {record['status']}: {record['reason']}")
+    verdicts = {True: "met", False: "NOT met", None: "not judged, as this run is another"}
     acceptance = result["acceptance"]
-    verdict = {True: "met", False: "NOT met", None: "not judged, as this run is another"}[acceptance["met"]]
     found = "" if acceptance["met"] is None else f": {acceptance['dtype']}, {acceptance['ratio']:.2f} times"
-    lines.append(f"{acceptance['promise']}: {verdict}{found}")
+    lines.append(f"{acceptance['promise']}: {verdicts[acceptance['met']]}{found}")
+    for cost in result["exact"]:
+        lines.append(
+            f"{cost['subject']}: {cost['measure']} takes {cost['median']:.2f} times native ({cost['min']:.2f} to "
+            f"{cost['max']:.2f}), at most {cost['limit']:g}: {verdicts[cost['met']]}"
+        )
     return "\n".join([describe(result), "", *lines])
 
 

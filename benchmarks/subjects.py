@@ -6,11 +6,12 @@ import abc
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.plan import ADAMW
+from benchmarks.plan import ADAMW, EXACT
 
 
 class Subject(abc.ABC):
@@ -45,12 +46,13 @@ class Subject(abc.ABC):
 
 
 class Samelogits(Subject):
-    """One of the three implementations, through the public contract."""
+    """One of the three implementations, through the public contract, in native or exact arithmetic."""
 
-    def __init__(self, backend: str, threads: int):
+    def __init__(self, backend: str, arithmetic: str, threads: int):
         from samelogits.backend import get_backend
 
         self.backend = get_backend(backend)
+        self.arithmetic = arithmetic
         if backend == "torch":
             import torch
 
@@ -66,7 +68,7 @@ class Samelogits(Subject):
         import samelogits
 
         self.model = self.trainer = None
-        self.model = samelogits.load(folder, self.backend.name, "float32", "cpu")
+        self.model = samelogits.load(folder, self.backend.name, "float32", "cpu", self.arithmetic)
 
     def forward(self, ids_BT: np.ndarray) -> np.ndarray:
         return self.model.logits(ids_BT)
@@ -171,11 +173,19 @@ class Entry:
         return None if self.make else "benchmarks/subjects.py has no adapter for it"
 
 
+def _own(arithmetic: str, suffix: str) -> dict[str, Entry]:
+    """The three implementations in one arithmetic, by framework and suffix."""
+    titles = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
+    return {
+        name + suffix: Entry(f"samelogits, {title}, {arithmetic}", name, partial(Samelogits, name, arithmetic))
+        for name, title in titles.items()
+    }
+
+
 # A further peer is one line here and one subclass of Subject.
 SUBJECTS = {
-    "torch": Entry("samelogits, PyTorch", "torch", lambda threads: Samelogits("torch", threads)),
-    "jax": Entry("samelogits, JAX", "jax", lambda threads: Samelogits("jax", threads)),
-    "numpy": Entry("samelogits, NumPy", "numpy", lambda threads: Samelogits("numpy", threads)),
+    **_own("native", ""),
+    **_own("exact", EXACT),
     "transformers": Entry("Hugging Face transformers, PyTorch, sdpa", "transformers", Transformers),
     "keras-hub": Entry("keras-hub, JAX", "keras_hub"),
     "litgpt": Entry("litgpt, PyTorch", "litgpt"),

@@ -29,11 +29,15 @@ _ARITHMETICS = {"native": native, "exact": exact, "exact-compact": exact_compact
 
 
 def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a method with 64-bit types on and on the model's device, the caller's settings untouched."""
+    """Run a method with 64-bit types on, promotion as in NumPy, on the model's device; the caller's settings untouched."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with jax.enable_x64(True), jax.default_device(_find_device(self.device)):  # differs: x64
+        with (
+            jax.enable_x64(True),  # differs: x64
+            jax.numpy_dtype_promotion("standard"),
+            jax.default_device(_find_device(self.device)),
+        ):
             return method(self, *args, **kwargs)
 
     return run
@@ -71,6 +75,10 @@ class JaxModel(Model):
     def to_numpy(self, array: Array) -> np.ndarray:
         wide = array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array
         return np.array(wide)
+
+    @_scoped
+    def is_finite(self, array: Array) -> bool:
+        return bool(jnp.isfinite(array).all())
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value[...]) for name, value in self._named().items()}

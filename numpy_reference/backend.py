@@ -54,6 +54,9 @@ class NumpyModel(Model):
     def to_numpy(self, array: Array) -> np.ndarray:
         return array.copy()
 
+    def is_finite(self, array: Array) -> bool:
+        return bool(np.isfinite(array).all())
+
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(self.arrays[name]) for name in parameter_shapes(self.config)}
 

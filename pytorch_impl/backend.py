@@ -43,12 +43,14 @@ class TorchModel(Model):
 
     def from_numpy(self, array: np.ndarray) -> Tensor:
         """A copy on the device, in the model's dtype."""
-        wide = torch.tensor(array)  # differs: copies
-        return wide.to(dtype=_DTYPES[self.dtype], device=self.device)
+        return torch.tensor(array, device=self.device).to(_DTYPES[self.dtype])  # differs: copies
 
     def to_numpy(self, array: Tensor) -> np.ndarray:
         wide = array.float() if array.dtype == torch.bfloat16 else array
         return wide.detach().cpu().numpy().copy()
+
+    def is_finite(self, array: Tensor) -> bool:
+        return bool(torch.isfinite(array).all())
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value) for name, value in self.decoder.named_parameters()}
@@ -65,6 +67,8 @@ class TorchModel(Model):
     def run_loss(self, batch: Batch, targets: Targets) -> float:
         return language_model_loss(self.decoder, self._place(batch), targets.convert(self._exact)).item()
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def run_gradients(self, batch: Batch, targets: Targets) -> tuple[float, dict[str, Tensor]]:
         loss = language_model_loss(self.decoder, self._place(batch), targets.convert(self._exact))
         named = dict(self.decoder.named_parameters())

@@ -127,6 +127,10 @@ class Model(abc.ABC):
     def to_numpy(self, array: Any) -> np.ndarray:
         """A framework array as float32 or float64 NumPy (bfloat16 widens without loss)."""
 
+    @abc.abstractmethod
+    def is_finite(self, array: Any) -> bool:
+        """Whether a framework array holds neither NaN nor infinity."""
+
     def logits(self, tokens: Any, attention_mask: Any = None) -> np.ndarray:
         """Logits [B, T, V], float64 for a float64 model, float32 otherwise.
 
@@ -248,7 +252,7 @@ class Model(abc.ABC):
         """Logits as NumPy. In exact arithmetic a value that is not finite is an error that names its tap."""
 
         def finite(name: str, value: Any) -> None:
-            if not np.isfinite(self.to_numpy(value)).all():
+            if not self.is_finite(value):
                 raise InputError(f"exact arithmetic: expected finite values, found others at {name}")
             tap(name, value)
 
