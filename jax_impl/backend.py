@@ -29,15 +29,12 @@ _ARITHMETICS = {"native": native, "exact": exact, "exact-compact": exact_compact
 
 
 def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a method with 64-bit types on, promotion as in NumPy, on the model's device; the caller's settings untouched."""
+    """Run a method on the model's device, with 64-bit types and NumPy's promotion, the caller's settings untouched."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with (
-            jax.enable_x64(True),  # differs: x64
-            jax.numpy_dtype_promotion("standard"),
-            jax.default_device(_find_device(self.device)),
-        ):
+        device = _find_device(self.device)
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.default_device(device):  # differs: x64
             return method(self, *args, **kwargs)
 
     return run

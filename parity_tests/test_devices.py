@@ -1,8 +1,11 @@
 """Accelerators: found ones run every test of the ladder; one that is not here is a skip that says so."""
 
 import ladder
+import numpy as np
 import pytest
 from ladder import CONFIGS
+
+from samelogits.backend import get_backend
 
 
 @pytest.mark.parametrize(("name", "kind"), ladder.ACCELERATORS, ids=lambda value: value)
@@ -22,11 +25,33 @@ def test_accelerator(name, kind):
 
 
 def test_every_framework_has_the_cpu(place):
-    from samelogits.backend import get_backend
-
     backend = get_backend(place.backend)
     assert "cpu" in backend.devices()
     assert place.device in backend.devices()
     assert backend.describe()["version"]
     if len(backend.devices()) == 1:
         assert backend.load(CONFIGS["gpt"], ladder.parameters(CONFIGS["gpt"]), "float32", None).device == "cpu"
+
+
+@ladder.needs("torch")
+def test_torch_settings_of_the_caller_are_no_matter(config):
+    """Gradients within no_grad and inference_mode, and beside another default device."""
+    import torch
+
+    ids, targets = ladder.tokens(config), ladder.targets(config)
+    expected = ladder.load(config, ladder.cpu("torch")).loss_and_gradients(ids, targets)[1]
+    for setting in (torch.no_grad(), torch.inference_mode(), torch.device("meta")):
+        with setting:
+            found = ladder.load(config, ladder.cpu("torch")).loss_and_gradients(ids, targets)[1]
+        assert {name: g.tobytes() for name, g in found.items()} == {name: g.tobytes() for name, g in expected.items()}
+
+
+@ladder.needs("jax")
+@pytest.mark.parametrize("arithmetic", ["native", "exact"])
+def test_jax_promotion_of_the_caller_is_no_matter(config, arithmetic):
+    import jax
+
+    place = ladder.cpu("jax")
+    with jax.numpy_dtype_promotion("strict"):
+        model = get_backend("jax").load(config, ladder.parameters(config), "float32", place.device, arithmetic)
+        assert np.isfinite(model.logits(ladder.tokens(config))).all()

@@ -28,6 +28,7 @@ class TorchModel(Model):
 
     backend = "torch"
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         config: DecoderConfig,
@@ -43,7 +44,8 @@ class TorchModel(Model):
 
     def from_numpy(self, array: np.ndarray) -> Tensor:
         """A copy on the device, in the model's dtype."""
-        return torch.tensor(array, device=self.device).to(_DTYPES[self.dtype])  # differs: copies
+        wide = torch.tensor(array, device="cpu")  # differs: copies
+        return wide.to(dtype=_DTYPES[self.dtype], device=self.device)
 
     def to_numpy(self, array: Tensor) -> np.ndarray:
         wide = array.float() if array.dtype == torch.bfloat16 else array
