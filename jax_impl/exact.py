@@ -247,7 +247,7 @@ def silu(x: Array) -> Array:
 
 def _cross_entropy_backward(d: Array, loss: Array, logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Gradients:
     parts_BTV = exp(minus(logits_BTV, logits_BTV.max(axis=-1, keepdims=True)))
-    chosen_BTV = jnp.arange(logits_BTV.shape[-1]) == ids_BT[..., None]
+    chosen_BTV = jnp.arange(logits_BTV.shape[-1])[None, None] == ids_BT[..., None]
     d_BTV = times(minus(divide(parts_BTV, total(parts_BTV)), chosen_BTV), divide(d, counted_BT.sum()))
     return jnp.where(counted_BT[..., None], d_BTV, 0), None, None
 

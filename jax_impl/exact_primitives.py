@@ -108,7 +108,7 @@ def total(x: Array) -> Array:
         padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -terms % MAX_TERMS)])
         return total(total(padded.reshape(*x.shape[:-1], -1, MAX_TERMS))[..., 0])
     grid = 2 * _power(x)
-    return rounded(jnp.rint(wide(x) * (SUM_GRID / grid)).sum(axis=-1, keepdims=True) * (grid / SUM_GRID))
+    return rounded(add_integers(jnp.rint(wide(x) * (SUM_GRID / grid))) * (grid / SUM_GRID))
 
 
 def mean(x: Array) -> Array:
@@ -122,6 +122,12 @@ def total_by_id(x_RD: Array, ids_R: Array, n_ids: int) -> Array:
     grid_1D = 2 * _power(x_RD.T).T
     sums_VD = jnp.zeros((n_ids, x_RD.shape[1])).at[ids_R].add(jnp.rint(wide(x_RD) * (SUM_GRID / grid_1D)))
     return rounded(sums_VD * (grid_1D / SUM_GRID))
+
+
+@jax.jit
+def add_integers(x: Array) -> Array:
+    """Sum over the last axis, float64 [..., 1]: exact, as every partial sum of integers fits 53 bits."""
+    return x.sum(axis=-1, keepdims=True)
 
 
 @jax.jit

@@ -108,7 +108,7 @@ def total(x: Array) -> Array:
         padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -terms % MAX_TERMS)])
         return total(total(padded.reshape(*x.shape[:-1], -1, MAX_TERMS))[..., 0])
     grid = 2 * _power(x)
-    return rounded(np.rint(wide(x) * (SUM_GRID / grid)).sum(axis=-1, keepdims=True) * (grid / SUM_GRID))
+    return rounded(add_integers(np.rint(wide(x) * (SUM_GRID / grid))) * (grid / SUM_GRID))
 
 
 def mean(x: Array) -> Array:
@@ -123,6 +123,12 @@ def total_by_id(x_RD: Array, ids_R: Array, n_ids: int) -> Array:
     sums_VD = np.zeros((n_ids, x_RD.shape[1]))
     np.add.at(sums_VD, ids_R, np.rint(wide(x_RD) * (SUM_GRID / grid_1D)))
     return rounded(sums_VD * (grid_1D / SUM_GRID))
+
+
+def add_integers(x: Array) -> Array:
+    """Sum over the last axis, float64 [..., 1]: exact, as every partial sum of integers fits 53 bits."""
+    added: Array = x.sum(axis=-1, keepdims=True)
+    return added
 
 
 def multiply_integers(a_RK: Array, b_OK: Array) -> Array:

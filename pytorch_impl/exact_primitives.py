@@ -122,7 +122,7 @@ def total(x: Tensor) -> Tensor:
         padded = F.pad(x, (0, -terms % MAX_TERMS))
         return total(total(padded.unflatten(-1, (-1, MAX_TERMS)))[..., 0])
     grid = 2 * _power(x)
-    return rounded((wide(x) * (SUM_GRID / grid)).round_().sum(dim=-1, keepdim=True) * (grid / SUM_GRID))
+    return rounded(add_integers((wide(x) * (SUM_GRID / grid)).round_()) * (grid / SUM_GRID))
 
 
 def mean(x: Tensor) -> Tensor:
@@ -137,6 +137,11 @@ def total_by_id(x_RD: Tensor, ids_R: Tensor, n_ids: int) -> Tensor:
     sums_VD = torch.zeros(n_ids, x_RD.shape[1], dtype=torch.float64, device=x_RD.device)
     sums_VD.index_add_(0, ids_R, (wide(x_RD) * (SUM_GRID / grid_1D)).round_())
     return rounded(sums_VD * (grid_1D / SUM_GRID))
+
+
+def add_integers(x: Tensor) -> Tensor:
+    """Sum over the last axis, float64 [..., 1]: exact, as every partial sum of integers fits 53 bits."""
+    return x.sum(dim=-1, keepdim=True)
 
 
 def multiply_integers(a_RK: Tensor, b_OK: Tensor) -> Tensor:
