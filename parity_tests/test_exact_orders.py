@@ -90,21 +90,26 @@ SUMS = {
 
 
 def disorder(patch, seed):
-    """Every product and every sum of NumPy's exact arithmetic by a way picked at random, each time anew."""
+    """Every product and every sum of NumPy's exact arithmetic by a way picked at random, each time anew. Their float64
+    results are compared too: few lost digits reach float32."""
     rng = np.random.default_rng(seed)
 
-    def multiply_integers(a, b):
-        return PRODUCTS[rng.choice(list(PRODUCTS))](rng, a, b)
+    def disordered(name, ways):
+        honest = getattr(exact_primitives, name)
 
-    def add_integers(x):
-        return SUMS[rng.choice(list(SUMS))](rng, x)
+        def run(*arrays):
+            found = ways[rng.choice(list(ways))](rng, *arrays)
+            assert np.array_equal(found, honest(*arrays)), name
+            return found
+
+        return run
 
     def total_by_id(x_RD, ids_R, n_ids):
         order = rng.permutation(len(ids_R))
         return exact_primitives.total_by_id(x_RD[order], ids_R[order], n_ids)
 
-    patch.setattr(exact_primitives, "multiply_integers", multiply_integers)
-    patch.setattr(exact_primitives, "add_integers", add_integers)
+    patch.setattr(exact_primitives, "multiply_integers", disordered("multiply_integers", PRODUCTS))
+    patch.setattr(exact_primitives, "add_integers", disordered("add_integers", SUMS))
     patch.setattr(exact, "total_by_id", total_by_id)
 
 
@@ -254,6 +259,15 @@ def test_too_many_terms():
         found = {int(np.frombuffer(result)[0]) for result in results(ways, row, row)}
         assert (found == {K * (2**18 - 1) ** 2}) == all_right
         assert (len(found) == 1) == one_result
+
+
+def test_orders_move_wider_integers(config, monkeypatch):
+    """Slices of more digits than fit."""
+    model = fresh(config, ladder.cpu("numpy"))
+    monkeypatch.setattr(exact_primitives, "HIGH", 2.0**30)
+    disorder(monkeypatch, 0)
+    with pytest.raises(AssertionError, match="multiply_integers"):
+        everything(model, config)
 
 
 @pytest.mark.parametrize("check", [check_surroundings, check_alone, check_chunks, check_gradients])
