@@ -107,13 +107,30 @@ def total(x: Array) -> Array:
     if terms > MAX_TERMS:
         padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -terms % MAX_TERMS)])
         return total(total(padded.reshape(*x.shape[:-1], -1, MAX_TERMS))[..., 0])
+    return rounded(total64(x))
+
+
+@jax.jit
+def total64(x: Array) -> Array:
+    """The same before it is rounded, of at most MAX_TERMS terms."""
+    check_length(x.shape[-1])
     grid = 2 * _power(x)
-    return rounded(add_integers(jnp.rint(wide(x) * (SUM_GRID / grid))) * (grid / SUM_GRID))
+    return add_integers(jnp.rint(wide(x) * (SUM_GRID / grid))) * (grid / SUM_GRID)
 
 
-def mean(x: Array) -> Array:
-    """Mean over the last axis, [..., 1]: the sum over the number of terms."""
-    return divide(total(x), x.shape[-1])
+def mean(sum_1: Array, terms: int) -> tuple[Array, Array]:
+    """An exact sum over the number of terms, as a float32 value and what that leaves over, itself rounded."""
+    head = rounded(sum_1 * (1 / terms))
+    return head, rounded((sum_1 - wide(head) * terms) * (1 / terms))
+
+
+def inverse_root(head: Array, tail: Array) -> Array:
+    """1 / sqrt(head + tail), float64 of some 45 digits: at each step a float32 value and what it leaves over."""
+    root = square_root(head)
+    root_tail = divide(rounded(wide(head) - wide(root) * root + tail), 2 * root)
+    inverse = rounded(1 / wide(root))
+    inverse_tail = times(rounded(1 - wide(root) * inverse - wide(root_tail) * inverse), inverse)
+    return wide(inverse) + inverse_tail
 
 
 def total_by_id(x_RD: Array, ids_R: Array, n_ids: int) -> Array:
