@@ -13,9 +13,11 @@ import numpy as np
 from numpy_reference import exact_primitives as primitives
 from numpy_reference.exact_primitives import (
     Slices,
+    centred,
     differentiable,
     divide,
     exp,
+    inverse_root,
     log,
     mean,
     minus,
@@ -25,9 +27,9 @@ from numpy_reference.exact_primitives import (
     product_over_tokens,
     rounded,
     split,
-    square_root,
     times,
     total,
+    total64,
     total_by_id,
     wide,
 )
@@ -35,7 +37,7 @@ from numpy_reference.native import _group, _ungroup
 from numpy_reference.native import merge_heads as merge_heads
 from numpy_reference.native import split_heads as split_heads
 from numpy_reference.tape import Array
-from samelogits.exactness import as_float32
+from samelogits.exactness import as_float32, power_from
 
 Gradients = Sequence[Array | None]
 
@@ -125,7 +127,7 @@ def _turn(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
 def _attention_scores_backward(d_BNTS: Array, scores_BNTS: Array, q_BTNH: Array, k_BSKH: Array) -> Gradients:
     B, N, T, S = d_BNTS.shape
     K, H = k_BSKH.shape[2:]
-    d_BKXS = times(d_BNTS, as_float32(1 / math.sqrt(H))).reshape(B, K, N // K * T, S)
+    d_BKXS = times(d_BNTS, 1 / math.sqrt(H)).reshape(B, K, N // K * T, S)
     d_q_BKXH = product_over_keys(d_BKXS, k_BSKH.transpose(0, 2, 1, 3))
     d_k_BKSH = product_over_tokens(d_BKXS, _group(q_BTNH, K))
     return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(0, 2, 1, 3)
@@ -137,7 +139,7 @@ def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     products_BKXS = product(split(_group(q_BTNH, K)), split(k_BSKH.transpose(0, 2, 1, 3)))
-    return times(products_BKXS.reshape(B, N, T, S), as_float32(1 / math.sqrt(H)))
+    return times(products_BKXS.reshape(B, N, T, S), 1 / math.sqrt(H))
 
 
 def _attention_weights_backward(
@@ -179,43 +181,47 @@ def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
 def _layer_norm_backward(
     d_BTD: Array, y_BTD: Array, x_BTD: Array, weight_D: Array, bias_D: Array, eps: float
 ) -> Gradients:
-    normal_BTD, root_BT1 = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
+    normal_BTD, inverse_BT1 = _normalize(centred(x_BTD), eps * (D / P) ** 2)
     d_normal_BTD = times(d_BTD, weight_D)
-    centred_BTD = minus(d_normal_BTD, mean(d_normal_BTD))
-    d_x_BTD = _normalize_backward(centred_BTD, d_normal_BTD, normal_BTD, root_BT1)
-    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), _total_over_tokens(d_BTD), None
+    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / P)
+    d_x_BTD = _normalize_backward(centred(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
+    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), _total_over_tokens(d_BTD), None
 
 
 @differentiable(_layer_norm_backward)
 def layer_norm(x_BTD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, rounded at every step but before the bias."""
-    normal_BTD, _ = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    """(x - mean) / sqrt(variance + eps), rounded, * weight + bias, rounded."""
+    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
+    normal_BTD, _ = _normalize(centred(x_BTD), eps * (D / P) ** 2)
     return rounded(wide(normal_BTD) * weight_D + wide(bias_D))
 
 
 def _rms_norm_backward(d_BTD: Array, y_BTD: Array, x_BTD: Array, weight_D: Array, eps: float) -> Gradients:
-    normal_BTD, root_BT1 = _normalize(x_BTD, eps)
+    normal_BTD, inverse_BT1 = _normalize(wide(x_BTD), eps)
     d_normal_BTD = times(d_BTD, weight_D)
-    d_x_BTD = _normalize_backward(d_normal_BTD, d_normal_BTD, normal_BTD, root_BT1)
-    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), None
+    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / x_BTD.shape[-1])
+    d_x_BTD = _normalize_backward(wide(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
+    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), None
 
 
 @differentiable(_rms_norm_backward)
 def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
-    """x / sqrt(mean(x^2) + eps) * weight, rounded at every step."""
-    normal_BTD, _ = _normalize(x_BTD, eps)
+    """x / sqrt(mean(x^2) + eps), rounded, * weight, rounded."""
+    normal_BTD, _ = _normalize(wide(x_BTD), eps)
     return times(normal_BTD, weight_D)
 
 
 def _normalize(x_BTD: Array, eps: float) -> tuple[Array, Array]:
-    """x over its root mean square, and that root [B, T, 1]."""
-    root_BT1 = square_root(plus(mean(times(x_BTD, x_BTD)), as_float32(eps)))
-    return divide(x_BTD, root_BT1), root_BT1
+    """Float64 x over its root mean square, rounded, and the inverse of that root, float64 [B, T, 1]."""
+    D, narrow_BTD = x_BTD.shape[-1], rounded(x_BTD)
+    squares_BT1 = total64(wide(narrow_BTD) * narrow_BTD) + as_float32(D * eps)
+    inverse_BT1 = inverse_root(*mean(squares_BT1, D))
+    return rounded(x_BTD * inverse_BT1), inverse_BT1
 
 
-def _normalize_backward(centred_BTD: Array, d_normal_BTD: Array, normal_BTD: Array, root_BT1: Array) -> Array:
-    along_BT1 = mean(times(d_normal_BTD, normal_BTD))
-    return divide(rounded(wide(centred_BTD) - wide(normal_BTD) * along_BT1), root_BT1)
+def _normalize_backward(d_BTD: Array, along_BT1: Array, normal_BTD: Array, inverse_BT1: Array) -> Array:
+    return rounded((d_BTD - wide(normal_BTD) * rounded(along_BT1)) * inverse_BT1)
 
 
 @differentiable(lambda d, y, x: (np.where(x > 0, d, np.float32(0)),))

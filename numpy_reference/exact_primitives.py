@@ -22,6 +22,7 @@ from samelogits.exactness import (
     SUM_GRID,
     check_length,
     hard_inputs,
+    power_from,
 )
 
 _BLOCK = 2**17  # elements of a product put together at a time, so that the passes over them stay in cache
@@ -107,13 +108,39 @@ def total(x: Array) -> Array:
     if terms > MAX_TERMS:
         padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -terms % MAX_TERMS)])
         return total(total(padded.reshape(*x.shape[:-1], -1, MAX_TERMS))[..., 0])
+    return rounded(total64(x))
+
+
+def total64(x: Array) -> Array:
+    """The same before it is rounded, of at most MAX_TERMS terms."""
+    check_length(x.shape[-1])
     grid = 2 * _power(x)
-    return rounded(np.rint(wide(x) * (SUM_GRID / grid)).sum(axis=-1, keepdims=True) * (grid / SUM_GRID))
+    return add_integers(np.rint(wide(x) * (SUM_GRID / grid))) * (grid / SUM_GRID)
 
 
-def mean(x: Array) -> Array:
-    """Mean over the last axis, [..., 1]: the sum over the number of terms."""
-    return divide(total(x), x.shape[-1])
+def centred(x: Array) -> Array:
+    """x less its mean over the last axis, times D / P, float64: whole numbers on a common grid, so nothing is rounded.
+    P is the power of two from D upwards."""
+    D = x.shape[-1]
+    check_length(D)
+    grid = 2 * _power(x)
+    whole = np.rint(wide(x) * (SUM_GRID / grid))
+    return (whole * D - add_integers(whole)) * (grid / (SUM_GRID * power_from(D)))
+
+
+def mean(sum_1: Array, terms: int) -> tuple[Array, Array]:
+    """An exact sum over the number of terms, as a float32 value and what that leaves over, itself rounded."""
+    head = rounded(sum_1 * (1 / terms))
+    return head, rounded((sum_1 - wide(head) * terms) * (1 / terms))
+
+
+def inverse_root(head: Array, tail: Array) -> Array:
+    """1 / sqrt(head + tail), float64 of some 45 digits: at each step a float32 value and what it leaves over."""
+    root = square_root(head)
+    root_tail = divide(plus(rounded(wide(head) - wide(root) * root), tail), 2 * root)
+    inverse = rounded(1 / wide(root))
+    left = rounded(1 - wide(root) * inverse)
+    return wide(inverse) + times(rounded(wide(left) - wide(root_tail) * inverse), inverse)
 
 
 def total_by_id(x_RD: Array, ids_R: Array, n_ids: int) -> Array:
@@ -123,6 +150,12 @@ def total_by_id(x_RD: Array, ids_R: Array, n_ids: int) -> Array:
     sums_VD = np.zeros((n_ids, x_RD.shape[1]))
     np.add.at(sums_VD, ids_R, np.rint(wide(x_RD) * (SUM_GRID / grid_1D)))
     return rounded(sums_VD * (grid_1D / SUM_GRID))
+
+
+def add_integers(x: Array) -> Array:
+    """Sum over the last axis, float64 [..., 1]: exact, as every partial sum of integers fits 53 bits."""
+    added: Array = x.sum(axis=-1, keepdims=True)
+    return added
 
 
 def multiply_integers(a_RK: Array, b_OK: Array) -> Array:
@@ -175,7 +208,7 @@ def product_over_tokens(d_RO: Array, x_RI: Array) -> Array:
     """Sum over rows r of d[r, o] x[r, i], [..., O, I]. A row whose d is all zero counts for nothing, whatever its x
     is: the gradient of a weight doesn't depend on padding."""
     live_RI = np.where((d_RO != 0).any(axis=-1, keepdims=True), x_RI, np.float32(0))
-    return product(split(d_RO.swapaxes(-1, -2)), split(live_RI.swapaxes(-1, -2)))
+    return product_over_keys(live_RI.swapaxes(-1, -2), d_RO).swapaxes(-1, -2)
 
 
 def product_over_keys(weights_XS: Array, v_SH: Array) -> Array:

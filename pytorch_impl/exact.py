@@ -14,9 +14,11 @@ from torch import Tensor
 from pytorch_impl import exact_primitives as primitives
 from pytorch_impl.exact_primitives import (
     Slices,
+    centred,
     differentiable,
     divide,
     exp,
+    inverse_root,
     log,
     mean,
     minus,
@@ -26,15 +28,15 @@ from pytorch_impl.exact_primitives import (
     product_over_tokens,
     rounded,
     split,
-    square_root,
     times,
     total,
+    total64,
     total_by_id,
     wide,
 )
 from pytorch_impl.native import merge_heads as merge_heads  # nothing is computed there
 from pytorch_impl.native import split_heads as split_heads
-from samelogits.exactness import as_float32
+from samelogits.exactness import as_float32, power_from
 
 Gradients = Sequence[Tensor | None]
 
@@ -126,7 +128,7 @@ def _turn(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
 def _attention_scores_backward(d_BNTS: Tensor, scores_BNTS: Tensor, q_BTNH: Tensor, k_BSKH: Tensor) -> Gradients:
     B, N, T, S = d_BNTS.shape
     K, H = k_BSKH.shape[2:]
-    d_BKXS = times(d_BNTS, as_float32(1 / math.sqrt(H))).reshape(B, K, N // K * T, S)
+    d_BKXS = times(d_BNTS, 1 / math.sqrt(H)).reshape(B, K, N // K * T, S)
     d_q_BKXH = product_over_keys(d_BKXS, k_BSKH.transpose(1, 2))
     d_k_BKSH = product_over_tokens(d_BKXS, _group(q_BTNH, K))
     return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(1, 2)
@@ -138,7 +140,7 @@ def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor) -> Tensor:
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     products_BKXS = product(split(_group(q_BTNH, K)), split(k_BSKH.transpose(1, 2)))
-    return times(products_BKXS.reshape(B, N, T, S), as_float32(1 / math.sqrt(H)))
+    return times(products_BKXS.reshape(B, N, T, S), 1 / math.sqrt(H))
 
 
 def _attention_weights_backward(
@@ -180,43 +182,47 @@ def attention_mix(weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
 def _layer_norm_backward(
     d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float
 ) -> Gradients:
-    normal_BTD, root_BT1 = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
+    normal_BTD, inverse_BT1 = _normalize(centred(x_BTD), eps * (D / P) ** 2)
     d_normal_BTD = times(d_BTD, weight_D)
-    centred_BTD = minus(d_normal_BTD, mean(d_normal_BTD))
-    d_x_BTD = _normalize_backward(centred_BTD, d_normal_BTD, normal_BTD, root_BT1)
-    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), _total_over_tokens(d_BTD), None
+    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / P)
+    d_x_BTD = _normalize_backward(centred(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
+    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), _total_over_tokens(d_BTD), None
 
 
 @differentiable(_layer_norm_backward)
 def layer_norm(x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, rounded at every step but before the bias."""
-    normal_BTD, _ = _normalize(minus(x_BTD, mean(x_BTD)), eps)
+    """(x - mean) / sqrt(variance + eps), rounded, * weight + bias, rounded."""
+    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
+    normal_BTD, _ = _normalize(centred(x_BTD), eps * (D / P) ** 2)
     return rounded(wide(normal_BTD) * weight_D + wide(bias_D))
 
 
 def _rms_norm_backward(d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, weight_D: Tensor, eps: float) -> Gradients:
-    normal_BTD, root_BT1 = _normalize(x_BTD, eps)
+    normal_BTD, inverse_BT1 = _normalize(wide(x_BTD), eps)
     d_normal_BTD = times(d_BTD, weight_D)
-    d_x_BTD = _normalize_backward(d_normal_BTD, d_normal_BTD, normal_BTD, root_BT1)
-    return d_x_BTD, _total_over_tokens(times(d_BTD, normal_BTD)), None
+    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / x_BTD.shape[-1])
+    d_x_BTD = _normalize_backward(wide(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
+    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), None
 
 
 @differentiable(_rms_norm_backward)
 def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, rounded at every step."""
-    normal_BTD, _ = _normalize(x_BTD, eps)
+    """x / sqrt(mean(x^2) + eps), rounded, * weight, rounded."""
+    normal_BTD, _ = _normalize(wide(x_BTD), eps)
     return times(normal_BTD, weight_D)
 
 
 def _normalize(x_BTD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x over its root mean square, and that root [B, T, 1]."""
-    root_BT1 = square_root(plus(mean(times(x_BTD, x_BTD)), as_float32(eps)))
-    return divide(x_BTD, root_BT1), root_BT1
+    """Float64 x over its root mean square, rounded, and the inverse of that root, float64 [B, T, 1]."""
+    D, narrow_BTD = x_BTD.shape[-1], rounded(x_BTD)
+    squares_BT1 = total64(wide(narrow_BTD) * narrow_BTD) + as_float32(D * eps)
+    inverse_BT1 = inverse_root(*mean(squares_BT1, D))
+    return rounded(x_BTD * inverse_BT1), inverse_BT1
 
 
-def _normalize_backward(centred_BTD: Tensor, d_normal_BTD: Tensor, normal_BTD: Tensor, root_BT1: Tensor) -> Tensor:
-    along_BT1 = mean(times(d_normal_BTD, normal_BTD))
-    return divide(rounded(wide(centred_BTD) - wide(normal_BTD) * along_BT1), root_BT1)
+def _normalize_backward(d_BTD: Tensor, along_BT1: Tensor, normal_BTD: Tensor, inverse_BT1: Tensor) -> Tensor:
+    return rounded((d_BTD - wide(normal_BTD) * rounded(along_BT1)) * inverse_BT1)
 
 
 @differentiable(lambda d, y, x: (torch.where(x > 0, d, 0),))

@@ -22,6 +22,7 @@ from samelogits.exactness import (
     SUM_GRID,
     check_length,
     hard_inputs,
+    power_from,
 )
 
 _BLOCK = 2**17  # elements of a product put together at a time, so that the passes over them stay in cache
@@ -128,13 +129,39 @@ def total(x: Tensor) -> Tensor:
     if terms > MAX_TERMS:
         padded = F.pad(x, (0, -terms % MAX_TERMS))
         return total(total(padded.unflatten(-1, (-1, MAX_TERMS)))[..., 0])
+    return rounded(total64(x))
+
+
+def total64(x: Tensor) -> Tensor:
+    """The same before it is rounded, of at most MAX_TERMS terms."""
+    check_length(x.shape[-1])
     grid = 2 * _power(x)
-    return rounded((wide(x) * (SUM_GRID / grid)).round_().sum(dim=-1, keepdim=True) * (grid / SUM_GRID))
+    return add_integers((wide(x) * (SUM_GRID / grid)).round_()) * (grid / SUM_GRID)
 
 
-def mean(x: Tensor) -> Tensor:
-    """Mean over the last axis, [..., 1]: the sum over the number of terms."""
-    return divide(total(x), x.shape[-1])
+def centred(x: Tensor) -> Tensor:
+    """x less its mean over the last axis, times D / P, float64: whole numbers on a common grid, so nothing is rounded.
+    P is the power of two from D upwards."""
+    D = x.shape[-1]
+    check_length(D)
+    grid = 2 * _power(x)
+    whole = (wide(x) * (SUM_GRID / grid)).round_()
+    return (whole * D - add_integers(whole)) * (grid / (SUM_GRID * power_from(D)))
+
+
+def mean(sum_1: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+    """An exact sum over the number of terms, as a float32 value and what that leaves over, itself rounded."""
+    head = rounded(sum_1 * (1 / terms))
+    return head, rounded((sum_1 - wide(head) * terms) * (1 / terms))
+
+
+def inverse_root(head: Tensor, tail: Tensor) -> Tensor:
+    """1 / sqrt(head + tail), float64 of some 45 digits: at each step a float32 value and what it leaves over."""
+    root = square_root(head)
+    root_tail = divide(plus(rounded(wide(head) - wide(root) * root), tail), 2 * root)
+    inverse = rounded(1 / wide(root))
+    left = rounded(1 - wide(root) * inverse)
+    return wide(inverse) + times(rounded(wide(left) - wide(root_tail) * inverse), inverse)
 
 
 def total_by_id(x_RD: Tensor, ids_R: Tensor, n_ids: int) -> Tensor:
@@ -144,6 +171,11 @@ def total_by_id(x_RD: Tensor, ids_R: Tensor, n_ids: int) -> Tensor:
     sums_VD = torch.zeros(n_ids, x_RD.shape[1], dtype=torch.float64, device=x_RD.device)
     sums_VD.index_add_(0, ids_R, (wide(x_RD) * (SUM_GRID / grid_1D)).round_())
     return rounded(sums_VD * (grid_1D / SUM_GRID))
+
+
+def add_integers(x: Tensor) -> Tensor:
+    """Sum over the last axis, float64 [..., 1]: exact, as every partial sum of integers fits 53 bits."""
+    return x.sum(dim=-1, keepdim=True)
 
 
 def multiply_integers(a_RK: Tensor, b_OK: Tensor) -> Tensor:
@@ -186,7 +218,7 @@ def product_over_tokens(d_RO: Tensor, x_RI: Tensor) -> Tensor:
     """Sum over rows r of d[r, o] x[r, i], [..., O, I]. A row whose d is all zero counts for nothing, whatever its x
     is: the gradient of a weight doesn't depend on padding."""
     live_RI = torch.where((d_RO != 0).any(dim=-1, keepdim=True), x_RI, 0)
-    return product(split(d_RO.transpose(-1, -2)), split(live_RI.transpose(-1, -2)))
+    return product_over_keys(live_RI.transpose(-1, -2), d_RO).transpose(-1, -2)
 
 
 def product_over_keys(weights_XS: Tensor, v_SH: Tensor) -> Tensor:

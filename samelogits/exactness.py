@@ -63,6 +63,11 @@ def as_float32(value: float) -> float:
     return float(np.float32(value))
 
 
+def power_from(number: int) -> int:
+    """The least power of two that is not below a whole number."""
+    return 1 << (number - 1).bit_length()
+
+
 def check_length(terms: int) -> None:
     """Raise InputError for a product or sum that is too long to be exact."""
     if terms > MAX_TERMS:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from samelogits.errors import ConfigError, InputError
-from samelogits.exactness import as_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,8 @@ def learning_rate(settings: AdamWSettings, finished_steps: int) -> float:
 
 
 class StepNumbers(NamedTuple):
-    """What one AdamW step in exact arithmetic multiplies with and adds: float32 values as Python numbers.
+    """What one AdamW step in exact arithmetic multiplies with and adds: 29 binary digits each,
+    so that the product with a float32 value is a float64.
 
     g = R(clip gradient); m = R(keep_first m + take_first g); v = R(keep_second v + take_second R(g g));
     u = R(R(unbias_first m) / R(R(sqrt(R(unbias_second v))) + eps)); for matrices u = R(decay w + u);
@@ -79,7 +79,7 @@ def step_numbers(settings: AdamWSettings, step: int, norm: float, learning_rate:
     s = settings
     beta1_power, beta2_power = (math.prod([beta] * step) for beta in (s.beta1, s.beta2))
     numbers = StepNumbers(
-        clip=min(1.0, as_float32(s.max_grad_norm) / as_float32(norm + as_float32(1e-6))),
+        clip=min(1.0, s.max_grad_norm / (norm + 1e-6)),
         keep_first=s.beta1,
         take_first=1 - s.beta1,
         unbias_first=1 / (1 - beta1_power),
@@ -90,4 +90,10 @@ def step_numbers(settings: AdamWSettings, step: int, norm: float, learning_rate:
         decay=s.weight_decay,
         learning_rate=learning_rate,
     )
-    return StepNumbers(*map(as_float32, numbers))
+    return StepNumbers(*map(_short, numbers))
+
+
+def _short(value: float) -> float:
+    """The nearest number of 29 binary digits."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 2**29), exponent - 29)
