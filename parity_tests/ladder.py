@@ -99,7 +99,9 @@ def devices(name):
 def place_params(names=NAMES):
     """One pytest parameter for each framework and device; a framework that is missing is a skip that says so."""
     return [
-        pytest.param(Place(name, device), marks=needs(name), id=f"{name}-{device}")
+        pytest.param(
+            Place(name, device), marks=[needs(name)] + [pytest.mark.gpu] * (device != "cpu"), id=f"{name}-{device}"
+        )
         for name in names
         for device in (["cpu"] if absent(name) else devices(name))
     ]

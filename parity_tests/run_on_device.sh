@@ -5,4 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export XLA_PYTHON_CLIENT_PREALLOCATE=false # torch and JAX share the device's memory
 python -m samelogits.cli doctor
-python -m pytest -k "cuda or mps or tpu" "$@"
+for backend in torch jax; do # exact arithmetic: the string that every CPU gives
+  python -m samelogits.cli fingerprint shakespeare --backend "$backend" \
+    --verify "$(cat samelogits/models/shakespeare/fingerprint.txt)"
+done
+python -m pytest -m gpu "$@"

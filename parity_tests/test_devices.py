@@ -8,6 +8,7 @@ from ladder import CONFIGS
 from samelogits.backend import get_backend
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("name", "kind"), ladder.ACCELERATORS, ids=lambda value: value)
 def test_accelerator(name, kind):
     ladder.skip_unless(ladder.absent(name), name)

@@ -11,7 +11,7 @@ import pytest
 
 import samelogits
 from samelogits import exactness
-from samelogits.backend import get_backend, installed_backends
+from samelogits.backend import get_backend
 from samelogits.errors import BackendError, InputError
 from samelogits.parameters import random_parameters
 from samelogits.schedule import AdamWSettings
@@ -184,10 +184,27 @@ def test_long_sums_are_cut_in_pieces(place):
     assert run(place, "total", x) == run(place, "total", np.concatenate(pieces))
 
 
-def test_the_shipped_fingerprint():
-    folder = samelogits.checkpoints.MODELS / "shakespeare"
-    promised = (folder / "fingerprint.txt").read_text().strip()
-    assert {samelogits.fingerprint("shakespeare", backend) for backend in installed_backends()} == {promised}
+def test_the_shipped_fingerprint(place):
+    promised = (samelogits.checkpoints.MODELS / "shakespeare" / "fingerprint.txt").read_text().strip()
+    assert samelogits.fingerprint("shakespeare", place.backend, place.device) == promised
+
+
+def test_slices_in_half_the_memory(place, config):
+    """Exact-compact: the same bits from slices kept as float32, before and after a step of training."""
+    ids, found = ladder.tokens(config), []
+    for arithmetic in ("exact", "exact-compact"):
+        model = get_backend(place.backend).load(
+            config, random_parameters(config, 1), "float32", place.device, arithmetic
+        )
+        result = model.trainer(SETTINGS).step(ids, ladder.targets(config))
+        found.append((model.logits(ids).tobytes(), result, digest(model.parameters())))
+    assert found[0] == found[1]
+    assert "float32" in str(place.module("exact_compact").prepare(model_weight(place)).pair.dtype)
+
+
+def model_weight(place):
+    with ladder.scope(place):
+        return ladder.to_framework(place, np.ones((3, 5), np.float32))
 
 
 def test_a_fingerprint_moves_with_one_bit():

@@ -191,7 +191,8 @@ def _train(options: argparse.Namespace) -> int:
     if held_out <= options.length:
         raise InputError(f"{options.text}: expected more than {20 * (options.length + 1)} bytes, found {len(ids)}")
     check_directory(Path(options.output))
-    model = get_backend(options.backend).load(config, initial_parameters(config, options.seed), "float32", None)
+    initial = initial_parameters(config, options.seed)
+    model = get_backend(options.backend).load(config, initial, "float32", None, options.arithmetic)
     progress = _progress()
 
     def show(step: int, result: StepResult) -> None:
@@ -299,7 +300,12 @@ def _parser() -> argparse.ArgumentParser:
     def add_arithmetic(to: argparse.ArgumentParser) -> None:
         to.add_argument("--dtype", default="float32", choices=DTYPES)
         to.add_argument("--device", help="cpu, cuda:0, ... (default: the backend's first)")
-        to.add_argument("--arithmetic", default="native", choices=ARITHMETICS, help="exact: the same bits everywhere")
+        add_arithmetic_alone(to)
+
+    def add_arithmetic_alone(to: argparse.ArgumentParser) -> None:
+        to.add_argument(
+            "--arithmetic", default="native", choices=ARITHMETICS, help="exact: the same bits everywhere (docs/exact-arithmetic.md)"
+        )
 
     check = command(
         "check",
@@ -312,7 +318,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--dtypes", type=_names, metavar="A,B", help="default float64,float32")
     check.add_argument("--device", help="for the backends that have it; the others run on their first")
     check.add_argument("--steps", type=_count, default=10, help="AdamW steps (default 10)")
-    check.add_argument("--no-exact", action="store_true", help="leave exact arithmetic out (16 bytes a weight)")
+    check.add_argument("--no-exact", action="store_true", help="leave exact arithmetic out (12 bytes a weight)")
     check.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     add_input(check)
 
@@ -387,6 +393,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--text", required=True, metavar="FILE")
     train.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new or empty folder")
     train.add_argument("--backend", default="torch", help=", ".join(backend_names()))
+    add_arithmetic_alone(train)
     train.add_argument("--steps", type=_positive, default=3000)
     train.add_argument("--batch-size", type=_positive, default=16)
     train.add_argument("--length", type=_positive, default=128, help="tokens a row")

@@ -204,9 +204,9 @@ class _Runner:
         self._add(model, "training", curve + weights)
 
     def run_exact(self, backends: Sequence[Backend], devices: Mapping[str, str]) -> None:
-        """Every tap of every backend in exact arithmetic, against NumPy's bits."""
+        """Every tap, loss and gradient of every backend in exact arithmetic, against NumPy's bits."""
         try:
-            expected = self._activate_exactly(get_backend("numpy"), "cpu", "numpy (reference)")
+            expected = self._compute_exactly(get_backend("numpy"), "cpu", "numpy (reference)")
         except SamelogitsError as error:  # weights or values that exact arithmetic doesn't take
             for backend in backends:
                 self.report.stages.append(StageResult("exact", "bits", backend.name, "skipped", reason=str(error)))
@@ -214,7 +214,7 @@ class _Runner:
         self.report.exact_logits = f"sha256:{hashlib.sha256(expected['logits'].tobytes()).hexdigest()}"
         for backend in backends:
             try:
-                found = self._activate_exactly(backend, devices[backend.name], backend.name)
+                found = self._compute_exactly(backend, devices[backend.name], backend.name)
             except SamelogitsError as error:  # a platform that can't keep the bits
                 self.report.stages.append(StageResult("exact", "bits", backend.name, "skipped", reason=str(error)))
                 continue
@@ -239,11 +239,15 @@ class _Runner:
                 )
             )
 
-    def _activate_exactly(self, backend: Backend, device: str, label: str) -> dict[str, np.ndarray]:
-        self._teller("exact", label)("logits and taps")
-        checkpoint = self.checkpoint
-        model = backend.load(checkpoint.config, checkpoint.parameters(), "float32", device, "exact")
-        return model.activations(self.probe.tokens_BT, self.probe.mask_BT)
+    def _compute_exactly(self, backend: Backend, device: str, label: str) -> dict[str, np.ndarray]:
+        tell = self._teller("exact", label)
+        tell("logits and taps")
+        checkpoint, probe = self.checkpoint, self.probe
+        model = backend.load(checkpoint.config, checkpoint.parameters(), "float32", device, "exact-compact")
+        taps = model.activations(probe.tokens_BT, probe.mask_BT)
+        tell("gradients")
+        loss, gradients = model.loss_and_gradients(probe.tokens_BT, probe.targets_BT, attention_mask=probe.mask_BT)
+        return {**taps, "loss": np.float32(loss)[None], **{f"gradient of {n}": g for n, g in gradients.items()}}
 
     def _note_divergence(self, over: Sequence[Difference], backend: str, dtype: str) -> None:
         if over and self.report.first_divergence is None:
