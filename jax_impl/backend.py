@@ -75,7 +75,7 @@ class JaxModel(Model):
 
     @_scoped
     def is_finite(self, array: Array) -> bool:
-        return bool(jnp.isfinite(array).all())
+        return bool(_is_finite(array))
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value[...]) for name, value in self._named().items()}
@@ -116,6 +116,11 @@ class JaxModel(Model):
 
     def _place(self, batch: Batch) -> Batch:
         return batch.convert(jnp.asarray, self.from_numpy)
+
+
+@jax.jit
+def _is_finite(array: Array) -> Array:
+    return jnp.isfinite(array).all()
 
 
 def _by_name(state: nnx.State) -> dict[str, nnx.Param[Array]]:

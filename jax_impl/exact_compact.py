@@ -10,5 +10,5 @@ from jax_impl.exact_primitives import Slices
 
 def prepare(weight_OI: Array) -> Slices:
     """A weight split once, at load, into float32, which holds its integers of at most 2^18 too."""
-    pair, scale = exact.prepare(weight_OI)
-    return Slices(pair.astype(jnp.float32), scale)
+    high, low, scale = exact.prepare(weight_OI)
+    return Slices(high.astype(jnp.float32), low.astype(jnp.float32), scale)

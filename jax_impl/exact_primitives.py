@@ -27,24 +27,15 @@ from samelogits.exactness import (
 
 
 class Slices(NamedTuple):
-    """A matrix [..., R, K] as integers, both slices in a pair [..., R, 2 K]: scale (high 2^-17 + low 2^-36)."""
+    """A matrix [..., R, K] as integers: row r is about scale[r] (high 2^-17 + low 2^-36)."""
 
-    pair: Array
+    high: Array
+    low: Array
     scale: Array
-
-    @property
-    def high(self) -> Array:
-        """The leading slice, [..., R, K]."""
-        return self.pair[..., : self.pair.shape[-1] // 2]
-
-    @property
-    def low(self) -> Array:
-        """What the leading slice leaves over, [..., R, K]."""
-        return self.pair[..., self.pair.shape[-1] // 2 :]
 
     def at(self, index: Any) -> "Slices":
         """Some of the matrices, or some of the rows."""
-        return Slices(self.pair[index], self.scale[index])
+        return Slices(self.high[index], self.low[index], self.scale[index])
 
 
 def differentiable(backward: Callable[..., Sequence[Array | None]]) -> Callable[..., Any]:
@@ -54,15 +45,21 @@ def differentiable(backward: Callable[..., Sequence[Array | None]]) -> Callable[
         compiled, compiled_backward = jax.jit(operation), jax.jit(backward)
 
         @jax.custom_vjp
-        def run(*inputs: Any) -> Any:
+        def traced(*inputs: Any) -> Any:
             return compiled(*inputs)
 
         def forward(*inputs: Any) -> Any:
             output = compiled(*inputs)
             return output, (output, inputs)
 
-        run.defvjp(forward, lambda saved, d: tuple(compiled_backward(d, saved[0], *saved[1])))
-        return wraps(operation)(run)
+        traced.defvjp(forward, lambda saved, d: tuple(compiled_backward(d, saved[0], *saved[1])))
+
+        @wraps(operation)
+        def run(*inputs: Any) -> Any:  # custom_vjp takes a millisecond a call
+            is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs))
+            return (traced if is_traced else compiled)(*inputs)
+
+        return run
 
     return decorate
 
@@ -186,20 +183,20 @@ def split(x_RK: Array) -> Slices:
 def _slices(x_RK: Array, scale_R1: Array) -> Slices:
     y_RK = x_RK * (HIGH / scale_R1)
     high_RK = jnp.rint(y_RK)
-    return Slices(jnp.concatenate([high_RK, jnp.rint((y_RK - high_RK) * LOW)], axis=-1), scale_R1)
+    return Slices(high_RK, jnp.rint((y_RK - high_RK) * LOW), scale_R1)
 
 
 @jax.jit
 def product(a_RK: Slices, b_OK: Slices) -> Array:
-    """Rows of a times rows of b, [..., R, O]: high high, and high low + low high as one product, each an exact product
-    of integers; put together and rounded."""
+    """Rows of a times rows of b, [..., R, O]: three exact products of integers, put together and rounded."""
     check_length(a_RK.high.shape[-1])
-    crossed_RX = jnp.concatenate([a_RK.low, a_RK.high], axis=-1)
-    leading_RO = multiply_integers(a_RK.high, wide(b_OK.high))
-    cross_RO = multiply_integers(crossed_RX, wide(b_OK.pair))
+    R = a_RK.high.shape[-2]
+    both_XK = jnp.concatenate([a_RK.high, a_RK.low], axis=-2)
     unit_R1 = a_RK.scale * HIGH**-2
+    stacked_XO = multiply_integers(both_XK, wide(b_OK.high))
+    cross_RO = stacked_XO[..., R:, :] + multiply_integers(a_RK.high, wide(b_OK.low))
     # Each product is scaled before anything is added, so that no compiler can fuse the addition into it.
-    joined_RO = leading_RO * unit_R1 + cross_RO * (unit_R1 / LOW)
+    joined_RO = stacked_XO[..., :R, :] * unit_R1 + cross_RO * (unit_R1 / LOW)
     return rounded(joined_RO * b_OK.scale.swapaxes(-1, -2))
 
 

@@ -10,5 +10,5 @@ from numpy_reference.tape import Array
 
 def prepare(weight_OI: Array) -> Slices:  # type: ignore[no-redef]  # the one thing that differs
     """A weight split once, at load, into float32, which holds its integers of at most 2^18 too."""
-    pair, scale = exact.prepare(weight_OI)
-    return Slices(pair.astype(np.float32), scale)
+    high, low, scale = exact.prepare(weight_OI)
+    return Slices(high.astype(np.float32), low.astype(np.float32), scale)

@@ -29,24 +29,15 @@ _BLOCK = 2**17  # elements of a product put together at a time, so that the pass
 
 
 class Slices(NamedTuple):
-    """A matrix [..., R, K] as integers, both slices in a pair [..., R, 2 K]: scale (high 2^-17 + low 2^-36)."""
+    """A matrix [..., R, K] as integers: row r is about scale[r] (high 2^-17 + low 2^-36)."""
 
-    pair: Array
+    high: Array
+    low: Array
     scale: Array
-
-    @property
-    def high(self) -> Array:
-        """The leading slice, [..., R, K]."""
-        return self.pair[..., : self.pair.shape[-1] // 2]
-
-    @property
-    def low(self) -> Array:
-        """What the leading slice leaves over, [..., R, K]."""
-        return self.pair[..., self.pair.shape[-1] // 2 :]
 
     def at(self, index: Any) -> "Slices":
         """Some of the matrices, or some of the rows."""
-        return Slices(self.pair[index], self.scale[index])
+        return Slices(self.high[index], self.low[index], self.scale[index])
 
 
 def differentiable(backward: Callable[..., Sequence[Array | None]]) -> Callable[..., Any]:
@@ -170,31 +161,28 @@ def split(x_RK: Array) -> Slices:
 
 
 def _slices(x_RK: Array, scale_R1: Array) -> Slices:
-    K = x_RK.shape[-1]
-    pair = np.empty((*x_RK.shape[:-1], 2 * K))
-    high_RK, low_RK = pair[..., :K], pair[..., K:]
-    np.multiply(x_RK, HIGH / scale_R1, out=low_RK)
-    np.rint(low_RK, out=high_RK)
-    low_RK -= high_RK
-    low_RK *= LOW
-    np.rint(low_RK, out=low_RK)
-    return Slices(pair, scale_R1)
+    y_RK = x_RK * (HIGH / scale_R1)
+    high_RK = np.rint(y_RK)
+    y_RK -= high_RK
+    y_RK *= LOW
+    return Slices(high_RK, np.rint(y_RK, out=y_RK), scale_R1)
 
 
 def product(a_RK: Slices, b_OK: Slices) -> Array:
-    """Rows of a times rows of b, [..., R, O]: high high, and high low + low high as one product, each an exact product
-    of integers; put together and rounded."""
+    """Rows of a times rows of b, [..., R, O]: three exact products of integers, put together and rounded."""
     check_length(a_RK.high.shape[-1])
-    if a_RK.pair.ndim > 2 and a_RK.scale.size * b_OK.scale.shape[-2] > _BLOCK:
-        return np.stack([product(a_RK.at(i), b_OK.at(i)) for i in range(len(a_RK.pair))])
-    crossed_RX = np.concatenate([a_RK.low, a_RK.high], axis=-1)
+    if a_RK.high.ndim > 2 and a_RK.scale.size * b_OK.high.shape[-2] > _BLOCK:
+        return np.stack([product(a_RK.at(i), b_OK.at(i)) for i in range(len(a_RK.high))])
+    R = a_RK.high.shape[-2]
+    both_XK = np.concatenate([a_RK.high, a_RK.low], axis=-2)
     unit_R1 = a_RK.scale * HIGH**-2
     step = max(1, _BLOCK // max(1, unit_R1.size))
     parts = []
-    for start in range(0, b_OK.scale.shape[-2], step):
+    for start in range(0, b_OK.high.shape[-2], step):
         some = b_OK.at((..., slice(start, start + step), slice(None)))
-        leading = multiply_integers(a_RK.high, wide(some.high))
-        cross = multiply_integers(crossed_RX, wide(some.pair))
+        stacked = multiply_integers(both_XK, wide(some.high))
+        leading, cross = stacked[..., :R, :], stacked[..., R:, :]
+        cross += multiply_integers(a_RK.high, wide(some.low))
         # Each product is scaled before anything is added, so that no compiler can fuse the addition into it.
         leading *= unit_R1
         cross *= unit_R1 / LOW

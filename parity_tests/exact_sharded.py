@@ -165,7 +165,7 @@ def torch_main(file, rank):
     x, w = x[:, columns], w[:, columns]
     a, b = (primitives._slices(part, power(part)) for part in (x, w))
     leading = added(primitives.multiply_integers(a.high, b.high))
-    cross = added(primitives.multiply_integers(torch.cat([a.low, a.high], dim=-1), b.pair))
+    cross = added(primitives.multiply_integers(a.low, b.high) + primitives.multiply_integers(a.high, b.low))
     unit = a.scale * HIGH**-2
     product = primitives.rounded((leading * unit + cross * (unit / LOW)) * b.scale.T)
     grid = 2 * power(x)

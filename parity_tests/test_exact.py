@@ -199,7 +199,7 @@ def test_slices_in_half_the_memory(place, config):
         result = model.trainer(SETTINGS).step(ids, ladder.targets(config))
         found.append((model.logits(ids).tobytes(), result, digest(model.parameters())))
     assert found[0] == found[1]
-    assert "float32" in str(place.module("exact_compact").prepare(model_weight(place)).pair.dtype)
+    assert "float32" in str(place.module("exact_compact").prepare(model_weight(place)).high.dtype)
 
 
 def model_weight(place):

@@ -400,9 +400,7 @@ def bfloat16(x):
 
 def without_low(slices):
     """Slices of which the low one is left out."""
-    pair = slices.pair.copy()
-    pair[..., pair.shape[-1] // 2 :] = 0
-    return slices._replace(pair=pair)
+    return slices._replace(low=np.zeros_like(slices.low))
 
 
 # Arithmetic that is worse: what is replaced, by what, and where it must show.

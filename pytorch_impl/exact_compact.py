@@ -9,5 +9,5 @@ from pytorch_impl.exact_primitives import Slices
 
 def prepare(weight_OI: Tensor) -> Slices:
     """A weight split once, at load, into float32, which holds its integers of at most 2^18 too."""
-    pair, scale = exact.prepare(weight_OI)
-    return Slices(pair.float(), scale)
+    high, low, scale = exact.prepare(weight_OI)
+    return Slices(high.float(), low.float(), scale)

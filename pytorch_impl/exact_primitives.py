@@ -30,24 +30,15 @@ _BELOW_FLUSH = math.nextafter(FLUSH, 0)
 
 
 class Slices(NamedTuple):
-    """A matrix [..., R, K] as integers, both slices in a pair [..., R, 2 K]: scale (high 2^-17 + low 2^-36)."""
+    """A matrix [..., R, K] as integers: row r is about scale[r] (high 2^-17 + low 2^-36)."""
 
-    pair: Tensor
+    high: Tensor
+    low: Tensor
     scale: Tensor
-
-    @property
-    def high(self) -> Tensor:
-        """The leading slice, [..., R, K]."""
-        return self.pair[..., : self.pair.shape[-1] // 2]
-
-    @property
-    def low(self) -> Tensor:
-        """What the leading slice leaves over, [..., R, K]."""
-        return self.pair[..., self.pair.shape[-1] // 2 :]
 
     def at(self, index: Any) -> "Slices":
         """Some of the matrices, or some of the rows."""
-        return Slices(self.pair[index], self.scale[index])
+        return Slices(self.high[index], self.low[index], self.scale[index])
 
 
 def differentiable(backward: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
@@ -191,23 +182,24 @@ def split(x_RK: Tensor) -> Slices:
 def _slices(x_RK: Tensor, scale_R1: Tensor) -> Slices:
     y_RK = x_RK * (HIGH / scale_R1)
     high_RK = y_RK.round()
-    return Slices(torch.cat([high_RK, y_RK.sub_(high_RK).mul_(LOW).round_()], dim=-1), scale_R1)
+    return Slices(high_RK, y_RK.sub_(high_RK).mul_(LOW).round_(), scale_R1)
 
 
 def product(a_RK: Slices, b_OK: Slices) -> Tensor:
-    """Rows of a times rows of b, [..., R, O]: high high, and high low + low high as one product, each an exact product
-    of integers; put together and rounded."""
+    """Rows of a times rows of b, [..., R, O]: three exact products of integers, put together and rounded."""
     check_length(a_RK.high.shape[-1])
-    if a_RK.pair.ndim > 2 and a_RK.scale.numel() * b_OK.scale.shape[-2] > _BLOCK:
-        return torch.stack([product(a_RK.at(i), b_OK.at(i)) for i in range(len(a_RK.pair))])
-    crossed_RX = torch.cat([a_RK.low, a_RK.high], dim=-1)
+    if a_RK.high.ndim > 2 and a_RK.scale.numel() * b_OK.high.shape[-2] > _BLOCK:
+        return torch.stack([product(a_RK.at(i), b_OK.at(i)) for i in range(len(a_RK.high))])
+    R = a_RK.high.shape[-2]
+    both_XK = torch.cat([a_RK.high, a_RK.low], dim=-2)
     unit_R1 = a_RK.scale * HIGH**-2
     step = max(1, _BLOCK // max(1, unit_R1.numel()))
     parts = []
-    for start in range(0, b_OK.scale.shape[-2], step):
+    for start in range(0, b_OK.high.shape[-2], step):
         some = b_OK.at((..., slice(start, start + step), slice(None)))
-        leading = multiply_integers(a_RK.high, wide(some.high))
-        cross = multiply_integers(crossed_RX, wide(some.pair))
+        stacked = multiply_integers(both_XK, wide(some.high))
+        leading, cross = stacked[..., :R, :], stacked[..., R:, :]
+        cross += multiply_integers(a_RK.high, wide(some.low))
         # Each product is scaled before anything is added, so that no compiler can fuse the addition into it.
         leading.mul_(unit_R1).addcmul_(cross, unit_R1 / LOW).mul_(some.scale.transpose(-1, -2))
         parts.append(rounded(leading))

@@ -304,7 +304,10 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_arithmetic_alone(to: argparse.ArgumentParser) -> None:
         to.add_argument(
-            "--arithmetic", default="native", choices=ARITHMETICS, help="exact: the same bits everywhere (docs/exact-arithmetic.md)"
+            "--arithmetic",
+            default="native",
+            choices=ARITHMETICS,
+            help="exact: the same bits everywhere (docs/exact-arithmetic.md)",
         )
 
     check = command(

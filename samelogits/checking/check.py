@@ -247,7 +247,7 @@ class _Runner:
         taps = model.activations(probe.tokens_BT, probe.mask_BT)
         tell("gradients")
         loss, gradients = model.loss_and_gradients(probe.tokens_BT, probe.targets_BT, attention_mask=probe.mask_BT)
-        return {**taps, "loss": np.float32(loss)[None], **{f"gradient of {n}": g for n, g in gradients.items()}}
+        return {**taps, "loss": np.array([loss], np.float32), **{f"gradient of {n}": g for n, g in gradients.items()}}
 
     def _note_divergence(self, over: Sequence[Difference], backend: str, dtype: str) -> None:
         if over and self.report.first_divergence is None:
