@@ -73,8 +73,9 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def exhaustive(session: nox.Session) -> None:
-    """Every float32 input of each unary function in exact arithmetic, in the three: some ten minutes, resumable."""
-    install(session, ".[torch,jax]")
+    """Exact arithmetic at length: torch.compile of every kind, and every float32 input of each function (resumable)."""
+    install(session, ".[torch,jax]", groups=("parity",))
+    session.run("pytest", "-q", "--slow", "parity_tests/test_exact_compiled.py", "-k", "torch_compile")
     session.run("python", "parity_tests/exhaustive.py", *session.posargs)
 
 

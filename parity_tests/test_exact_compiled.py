@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import shutil
 import sys
+import warnings
 from dataclasses import replace
 
 import ladder
@@ -90,23 +91,50 @@ def test_scanned_layers(config):
     assert found.tobytes() == load(config, ladder.cpu("numpy")).logits(ids, ladder.LEFT).tobytes()
 
 
-@ladder.needs("torch")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's own, in tracing
-@pytest.mark.parametrize("kind", KINDS)
-def test_torch_compile_of_the_whole_decoder(kind, request):
-    """Inductor's program of one layer. GCC drops some casts to float32 and back in it."""
+needs_inductor = pytest.mark.skipif(
+    ladder.absent("torch") is not None or shutil.which("g++") is None, reason="needs torch and a C++ compiler"
+)
+
+
+def compiled_by_torch(function, *arguments):
+    """What torch.compile's program gives, as NumPy."""
     import torch
 
-    if kind != "llama" and not request.config.getoption("--slow"):
-        pytest.skip("a minute for each kind: python -m nox -s exhaustive")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own parts, while it compiles
+        return torch.compile(function, fullgraph=True, dynamic=False)(*arguments).numpy()
+
+
+@needs_inductor
+def test_torch_compile_of_a_chain():
+    """A linear layer and a rotation in one program."""
+    import torch
+
+    rng = np.random.default_rng(4)
+    shapes = {"x": (2, 7, 10), "weight": (12, 10), "bias": (12,), "cos": (2, 7, 3), "sin": (2, 7, 3)}
+    given = {name: torch.tensor(rng.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
+    ops = ladder.cpu("torch").module("exact")
+    prepared = ops.prepare(given["weight"])
+
+    def chain(x):
+        heads = ops.linear(x, given["weight"], given["bias"], prepared).unflatten(-1, (2, 6))
+        return ops.rotate(heads, given["cos"], given["sin"])
+
+    assert compiled_by_torch(chain, given["x"]).tobytes() == chain(given["x"]).numpy().tobytes()
+
+
+@needs_inductor
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_compile_of_the_whole_decoder(kind, request):
+    """Inductor's program of one layer and the head. GCC drops some casts to float32 and back in it."""
+    if not request.config.getoption("--slow"):
+        pytest.skip("a minute or two for each kind: python -m nox -s exhaustive")
     config = replace(KINDS[kind], n_layers=1)
     ids = ladder.tokens(config)
     model = load(config, ladder.cpu("torch"))
     batch = model._place(prepare(config, ids, ladder.LEFT))
-    with torch.no_grad():
-        found = torch.compile(lambda batch: model.decoder(batch, None, no_tap), fullgraph=True, dynamic=False)(batch)
-    assert found.numpy().tobytes() == load(config, ladder.cpu("numpy")).logits(ids, ladder.LEFT).tobytes()
+    found = compiled_by_torch(lambda batch: model.decoder(batch, None, no_tap), batch)
+    assert found.tobytes() == load(config, ladder.cpu("numpy")).logits(ids, ladder.LEFT).tobytes()
 
 
 # What is rounded
