@@ -199,12 +199,10 @@ def test_slices_in_half_the_memory(place, config):
         result = model.trainer(SETTINGS).step(ids, ladder.targets(config))
         found.append((model.logits(ids).tobytes(), result, digest(model.parameters())))
     assert found[0] == found[1]
-    assert "float32" in str(place.module("exact_compact").prepare(model_weight(place)).high.dtype)
-
-
-def model_weight(place):
     with ladder.scope(place):
-        return ladder.to_framework(place, np.ones((3, 5), np.float32))
+        slices = place.module("exact_compact").prepare(ladder.to_framework(place, np.ones((3, 5), np.float32)))
+    assert "float32" in str(slices.high.dtype)
+    assert "float32" in str(slices.low.dtype)
 
 
 def test_a_fingerprint_moves_with_one_bit():

@@ -68,16 +68,11 @@ CASES = {
         ("two-threads",),
     ),
     "torch, flush to zero": Surroundings("torch", "tiny", {}, ("flush",)),
-    "jax, fast math, SSE4.2": Surroundings(
+    "jax, fast math, SSE4.2, one thread, the caller's precision": Surroundings(
         "jax", "gpt,tiny", {
-            "XLA_FLAGS": f"{FAST_MATH} --xla_cpu_max_isa=SSE4_2 --xla_allow_excess_precision=true",
-            "JAX_ENABLE_X64": "0",
-        },
-    ),
-    "jax, AVX, one thread, the caller's precision": Surroundings(
-        "jax", "llama", {
-            "XLA_FLAGS": "--xla_cpu_max_isa=AVX --xla_allow_excess_precision=false --xla_cpu_multi_thread_eigen=false",
-            "NPROC": "1", "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16", "JAX_ENABLE_X64": "1",
+            "XLA_FLAGS": f"{FAST_MATH} --xla_cpu_max_isa=SSE4_2 --xla_allow_excess_precision=true "
+            "--xla_cpu_multi_thread_eigen=false",
+            "NPROC": "1", "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16", "JAX_ENABLE_X64": "0",
         },
     ),
 }  # fmt: skip
@@ -86,7 +81,8 @@ CASES = {
 def start(script, *arguments, environment):
     """A Python process on one of the scripts beside this file. What the caller has set of these matters is left out."""
     read = ("ATEN_", "MKL_", "DNNL_", "ONEDNN_", "OMP_", "OPENBLAS_", "NPY_", "XLA_", "JAX_", "NPROC")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(read)}
+    kept = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # keyed by flags, among others
+    inherited = {name: value for name, value in os.environ.items() if name in kept or not name.startswith(read)}
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(HERE / script), *map(str, arguments)],
         env={**inherited, **ONE_THREAD, "JAX_PLATFORMS": "cpu", **environment},
