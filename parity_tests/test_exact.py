@@ -223,6 +223,8 @@ def test_what_exact_arithmetic_refuses(place):
     backend = get_backend(place.backend)
     with pytest.raises(BackendError, match="float32"):
         backend.load(config, random_parameters(config), "float64", place.device, "exact")
+    with pytest.raises(InputError, match="at least one"):
+        load(config, place).logits(np.zeros((2, 0), int))
     broken = random_parameters(config)
     broken["model.embed_tokens.weight"][1, 2] = np.inf
     with pytest.raises(InputError, match=r"model.embed_tokens.weight: expected finite .*\[1, 2\]"):

@@ -250,6 +250,8 @@ class Model(abc.ABC):
 
     def _run(self, batch: Batch, cache: Any, tap: Tap = no_tap) -> np.ndarray:
         """Logits as NumPy. In exact arithmetic a value that is not finite is an error that names its tap."""
+        if self.exact and batch.tokens_BT.shape[1] == 0:
+            raise InputError("tokens: expected at least one in exact arithmetic, found an empty row")
 
         def finite(name: str, value: Any) -> None:
             if not self.is_finite(value):
