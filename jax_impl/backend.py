@@ -103,7 +103,7 @@ class JaxModel(Model):
 
     @_scoped
     def prepare_weights(self) -> None:
-        for module in (module for _, module in nnx.iter_modules(self.decoder)):
+        for _, module in nnx.iter_modules(self.decoder):
             if getattr(module, "prepared", None) is not None:
                 module.prepared = module.ops.prepare(module.weight[...])
 

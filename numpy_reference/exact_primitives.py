@@ -44,10 +44,12 @@ def differentiable(backward: Callable[..., Sequence[Array | None]]) -> Callable[
     """Give an operation its backward(d, output, *inputs), from the output's gradient to those of the inputs."""
 
     def decorate(operation: Callable[..., Any]) -> Callable[..., Any]:
+        quiet = np.errstate(all="ignore")  # as the other two: Model looks for what is not finite
+
         @wraps(operation)
         def run(*inputs: Any) -> Any:
-            output = operation(*inputs)
-            return record(output, inputs, lambda *d: backward(*d, output, *inputs))
+            output = quiet(operation)(*inputs)
+            return record(output, inputs, lambda *d: quiet(backward)(*d, output, *inputs))
 
         return run
 

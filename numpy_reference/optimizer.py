@@ -54,6 +54,7 @@ class ExactAdamW:
         self.second = {name: np.zeros_like(p) for name, p in parameters.items()}
         self.finished = 0
 
+    @np.errstate(all="ignore")
     def step(self, gradients: dict[str, Array], learning_rate: float) -> float:
         """One update; returns the gradients' global norm before clipping."""
         self.finished += 1

@@ -100,6 +100,25 @@ def test_the_promise_on_numpy_is_judged_by_ratio_and_dtype(trial, monkeypatch, d
     assert judged["acceptance"]["promise"] in table(judged)
 
 
+@pytest.mark.parametrize(("seconds", "tokens", "met"), [(6.0, 256, True), (6.1, 256, False), (6.0, 24, None)])
+def test_the_cost_of_exact_arithmetic_is_judged_against_native(trial, monkeypatch, seconds, tokens, met):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.plan import Plan
+    from benchmarks.report import summarize
+
+    result = json.loads(trial[0].read_text())
+    del result["parameters"]["config"]
+    plan = Plan.from_dict(result["parameters"] | {"preset": "gpt2", "forward_tokens": tokens})
+    torch = result["subjects"]["torch"]
+    torch["measures"]["forward"]["samples"] = [2.0]
+    exact = json.loads(json.dumps(torch)) | {"measures": {"forward": {"unit": "s", "samples": [2 * seconds]}}}
+    result["subjects"]["torch-exact"] = exact
+    judged = summarize(result, plan)
+    [cost] = judged["exact"]
+    assert (cost["subject"], cost["measure"], cost["median"], cost["limit"]) == ("torch-exact", "forward", seconds, 6.0)
+    assert cost["met"] is met
+
+
 def test_a_subject_with_other_weights_is_caught_and_not_timed(tmp_path):
     file = tmp_path / "spoiled.json"
     done = run_benchmarks(

@@ -226,9 +226,11 @@ def test_no_surroundings_move_a_bit(place, config, check):
     check_all(check, load(config, place), reference, sizes_for(place), 4 if place.backend == "jax" else 12)
 
 
-@pytest.mark.parametrize("place", ladder.place_params(["numpy", "torch"]))
 def test_tokens_alone(place, config):
-    check_all(check_alone, load(config, place), load(config, ladder.cpu("numpy")), Sizes(), 20)
+    if place.backend == "jax" and config != ladder.LLAMA:
+        pytest.skip("in JAX each shape compiles for seconds: one config stands for the others")
+    examples = 2 if place.backend == "jax" else 20
+    check_all(check_alone, load(config, place), load(config, ladder.cpu("numpy")), Sizes(), examples)
 
 
 # Without exact arithmetic, or past its limits, order and surroundings do move bits.

@@ -26,7 +26,8 @@ def load(
     "random:<preset>", or an opened checkpoint. backend: "torch", "jax", "numpy" or any registered one.
     dtype: "float32", "float64" or "bfloat16" (torch and JAX). device: "cpu", "cuda:0", ... (default: the first).
     arithmetic: "native", the framework's own kernels, or "exact": float32 in which every operation has one right
-    answer, so that all backends give the same bits (docs/exact-arithmetic.md).
+    answer, so that all backends give the same bits (docs/exact-arithmetic.md). "exact-compact" gives them too, with 8
+    bytes a weight beside the weight itself rather than 16, and takes longer for single tokens.
     Raises SamelogitsError for a source, backend, dtype or device that can't be used.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
