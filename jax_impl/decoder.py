@@ -28,20 +28,20 @@ class DecoderStack(nnx.Module):
 
     def __call__(self, batch: Batch, table_VD: Array, cache: Cache | None, tap: Tap) -> Array:
         x_BTD = self.ops.embed(batch.tokens_BT, table_VD)
-        tap("embed_tokens", x_BTD)
+        x_BTD = tap("embed_tokens", x_BTD)
         positions_BTD = batch.sinusoids_BTD
         if self.embed_positions is not None:
             positions_BTD = self.ops.embed(batch.positions_BT, self.embed_positions.weight[...])
         if positions_BTD is not None:
-            tap("embed_positions", positions_BTD)
+            positions_BTD = tap("embed_positions", positions_BTD)
             x_BTD = self.ops.add(x_BTD, positions_BTD)
         x_BTD = self.ops.dropout(x_BTD, batch.dropout.get("embedded"))
-        tap("embedded", x_BTD)
+        x_BTD = tap("embedded", x_BTD)
         for layer in self.layers:
             x_BTD = layer(x_BTD, batch, cache, tap)
         if self.norm is not None:
             x_BTD = self.norm(x_BTD)
-            tap("norm", x_BTD)
+            x_BTD = tap("norm", x_BTD)
         if cache is not None:
             cache.filled += x_BTD.shape[1]
         return x_BTD
@@ -62,5 +62,5 @@ class Decoder(nnx.Module):
         else:
             input_VD, output_VD = self.ops.fan_out(table.weight[...], 2)
             logits_BTV = self.ops.linear(self.model(batch, input_VD, cache, tap), output_VD, None, table.prepared)
-        tap("logits", logits_BTV)
+        logits_BTV = tap("logits", logits_BTV)
         return logits_BTV

@@ -26,15 +26,15 @@ class FeedForward(nnx.Module):
         if self.gate_proj is not None:
             for_gate_BTD, for_up_BTD = self.ops.fan_out(x_BTD, 2)
             gate_BTF = self.gate_proj(for_gate_BTD)
-            tap(f"{self.name}.gate", gate_BTF)
+            gate_BTF = tap(f"{self.name}.gate", gate_BTF)
             up_BTF = self.up_proj(for_up_BTD)
-            tap(f"{self.name}.up", up_BTF)
+            up_BTF = tap(f"{self.name}.up", up_BTF)
             activated_BTF = self.ops.multiply(activation(gate_BTF), up_BTF)
         else:
             up_BTF = self.up_proj(x_BTD)
-            tap(f"{self.name}.up", up_BTF)
+            up_BTF = tap(f"{self.name}.up", up_BTF)
             activated_BTF = activation(up_BTF)
-        tap(f"{self.name}.activated", activated_BTF)
+        activated_BTF = tap(f"{self.name}.activated", activated_BTF)
         output_BTD = self.down_proj(activated_BTF)
-        tap(f"{self.name}.output", output_BTD)
+        output_BTD = tap(f"{self.name}.output", output_BTD)
         return output_BTD

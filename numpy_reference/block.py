@@ -34,7 +34,7 @@ class Block:
         normed_BTD = self.normalize(attention_norm, x_BTD, tap) if pre else x_BTD
         attended_BTD = self.self_attn(normed_BTD, batch, cache, tap)
         x_BTD = self.ops.add(residual_BTD, self.ops.dropout(attended_BTD, batch.dropout.get(f"{self.name}.self_attn")))
-        tap(f"{self.name}.residual_mid", x_BTD)
+        x_BTD = tap(f"{self.name}.residual_mid", x_BTD)
         if not pre:
             x_BTD = self.normalize(attention_norm, x_BTD, tap)
 
@@ -42,7 +42,7 @@ class Block:
         normed_BTD = self.normalize(feed_forward_norm, x_BTD, tap) if pre else x_BTD
         fed_BTD = self.mlp(normed_BTD, tap)
         x_BTD = self.ops.add(residual_BTD, self.ops.dropout(fed_BTD, batch.dropout.get(f"{self.name}.mlp")))
-        tap(f"{self.name}.residual_out", x_BTD)
+        x_BTD = tap(f"{self.name}.residual_out", x_BTD)
         if not pre:
             x_BTD = self.normalize(feed_forward_norm, x_BTD, tap)
         assert x_BTD.dtype == self.mlp.down_proj.weight.dtype  # differs: promotion
@@ -50,6 +50,5 @@ class Block:
 
     def normalize(self, norm_name: str, x_BTD: Array, tap: Tap) -> Array:
         """The norm of this name, tapped."""
-        normed_BTD: Array = getattr(self, norm_name)(x_BTD)
-        tap(f"{self.name}.{norm_name}", normed_BTD)
+        normed_BTD: Array = tap(f"{self.name}.{norm_name}", getattr(self, norm_name)(x_BTD))
         return normed_BTD

@@ -73,7 +73,11 @@ def test_every_activation_keeps_the_dtype(place, config, dtype):
     found = {}
     model = ladder.load(config, place, dtype)
     batch = prepare(config, ladder.tokens(config), ladder.LEFT)
-    model.run_forward(batch, None, lambda name, value: found.update({name: str(value.dtype).removeprefix("torch.")}))
+    def keep(name, value):
+        found[name] = str(value.dtype).removeprefix("torch.")
+        return value
+
+    model.run_forward(batch, None, keep)
     assert set(found.values()) == {dtype}, found
 
 

@@ -70,7 +70,7 @@ def test_block_of_the_first_text(place, block, dtype, tolerance):
     with ladder.scope(place):
         batch = model._place(prepare(config, np.zeros((5, 7), int)))
         x_BTD = ladder.to_framework(place, x, dtype)
-        found = ladder.to_numpy(model.decoder.model.layers[0](x_BTD, batch, None, lambda name, value: None))
+        found = ladder.to_numpy(model.decoder.model.layers[0](x_BTD, batch, None, lambda name, value: value))
     ladder.assert_close(found, expected, tolerance, "block")
 
 

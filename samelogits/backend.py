@@ -143,8 +143,9 @@ class Model(abc.ABC):
         """Tap name to array, in data-flow order, the logits last. Arguments as for logits."""
         taps: dict[str, np.ndarray] = {}
 
-        def keep(name: str, value: Any) -> None:
+        def keep(name: str, value: Any) -> Any:
             taps[name] = self.to_numpy(value)
+            return value
 
         self._run(prepare(self.config, tokens, attention_mask), None, keep)
         return taps
@@ -253,10 +254,10 @@ class Model(abc.ABC):
         if self.exact and batch.tokens_BT.shape[1] == 0:
             raise InputError("tokens: expected at least one in exact arithmetic, found an empty row")
 
-        def finite(name: str, value: Any) -> None:
+        def finite(name: str, value: Any) -> Any:
             if not self.is_finite(value):
                 raise InputError(f"exact arithmetic: expected finite values, found others at {name}")
-            tap(name, value)
+            return tap(name, value)
 
         return self.to_numpy(self.run_forward(batch, cache, finite if self.exact else tap))
 

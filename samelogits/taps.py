@@ -9,13 +9,14 @@ from samelogits.parameters import norm_names
 
 
 class Tap(Protocol):
-    """What a decoder calls with each named activation. It must not change the value."""
+    """What a decoder calls with each named activation; the decoder goes on with what it returns."""
 
-    def __call__(self, name: str, value: Any, /) -> None: ...
+    def __call__(self, name: str, value: Any, /) -> Any: ...
 
 
-def no_tap(name: str, value: Any, /) -> None:
-    """The tap that keeps nothing."""
+def no_tap(name: str, value: Any, /) -> Any:
+    """The tap that keeps nothing and changes nothing."""
+    return value
 
 
 def tap_names(config: DecoderConfig) -> list[str]:
