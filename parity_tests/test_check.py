@@ -8,7 +8,7 @@ import pytest
 
 import numpy_reference.native
 from samelogits.backend import get_backend, installed_backends
-from samelogits.checking.check import check, count_top1, make_probe
+from samelogits.checking.check import check, count_top1
 from samelogits.checking.measures import compare, expected_noise, layer_scales
 from samelogits.checking.precision import LIMIT, find_doubts, product_error
 from samelogits.checkpoints import open_checkpoint

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from samelogits.backend import DTYPES, Backend, Model, absent_backends, backend_names, get_backend
-from samelogits.batch import IGNORE_INDEX, check_ids, check_mask, prepare
+from samelogits.batch import prepare
 from samelogits.checking.measures import Difference, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
+from samelogits.checking.probe import NEW_TOKENS, Probe, make_probe
 from samelogits.checking.report import Report, StageResult
 from samelogits.checkpoints import Checkpoint, open_checkpoint
-from samelogits.errors import BackendError, InputError, SamelogitsError
+from samelogits.errors import BackendError, SamelogitsError
 from samelogits.schedule import AdamWSettings
 
 Progress = Callable[[str], None]
@@ -24,42 +25,8 @@ Progress = Callable[[str], None]
 # A stage's limit is this many times the expected noise of a forward pass: the worst of many elements lies several
 # standard deviations out, the backward pass is a second path behind the first, and Adam divides by small gradients.
 MARGINS = {"logits": 3.0, "taps": 3.0, "loss": 3.0, "gradients": 10.0, "training": 1000.0, "generation": 3.0}
-NEW_TOKENS = 8
 CHUNKS = (3, 2)  # after the prompt: more than one token into a warm cache, then one by one
 TRAINING = AdamWSettings(learning_rate=1e-4, weight_decay=0.1, max_grad_norm=1.0, warmup_steps=0, total_steps=100)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """The input of a check. targets_BT: each token's successor; padding and the last place are not counted."""
-
-    tokens_BT: np.ndarray
-    mask_BT: np.ndarray
-    targets_BT: np.ndarray
-
-
-def make_probe(
-    vocab_size: int, limit: int | None, tokens: Any = None, attention_mask: Any = None, length: int = 32
-) -> Probe:
-    """The given tokens, or two rows of pseudo-random ids, the second padded on the left.
-
-    limit: positions that the model has, so that generation still fits.
-    """
-    if tokens is None:
-        length = length if limit is None else max(1, min(length, limit - NEW_TOKENS))
-        ids = (np.arange(2 * length, dtype=np.uint64) * 2654435761 % 2**32 % vocab_size).astype(np.int64)
-        tokens_BT = ids.reshape(2, length)
-        mask_BT = np.ones((2, length), bool)
-        mask_BT[1, : length // 5] = False
-    else:
-        tokens_BT = check_ids(tokens, "tokens", vocab_size)
-        if tokens_BT.size == 0:
-            raise InputError("tokens: expected at least one, found none")
-        mask_BT = check_mask(attention_mask, tokens_BT.shape)
-    targets_BT = np.full_like(tokens_BT, IGNORE_INDEX)
-    real_BT = mask_BT[:, :-1] & mask_BT[:, 1:]
-    targets_BT[:, :-1] = np.where(real_BT, tokens_BT[:, 1:], IGNORE_INDEX)
-    return Probe(tokens_BT, mask_BT, targets_BT)
 
 
 @dataclass

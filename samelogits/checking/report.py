@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from samelogits.checking.scores import Score
+
 Verdict = Literal["same bits", "same function", "different function", "not proven"]
 StageVerdict = Literal["same", "different", "skipped"]
 
@@ -40,6 +42,133 @@ class StageResult:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class TapResult:
+    """One activation, or gradient, of the candidate against the reference.
+
+    name: of the tap. cumulative: its error in units of noise, all that came before included; None where it was not
+    compared so. local: the same with the reference's operation run on the candidate's own inputs, None where the
+    candidate gave no inputs. place, found, expected, ulps: the element that is worst in units of noise, and how far off
+    it is in units in the last place. shape. sha256: of the candidate's array. since: the taps that local inputs came
+    from, where taps between are missing.
+    """
+
+    name: str
+    cumulative: Score
+    local: Score | None
+    place: tuple[int, ...]
+    found: float
+    expected: float
+    ulps: float
+    shape: tuple[int, ...]
+    sha256: str
+    since: tuple[str, ...] = ()
+
+    @property
+    def inside(self) -> bool:
+        """Whether rounding explains the error."""
+        return self.share <= 1
+
+    @property
+    def share(self) -> float:
+        """The error as a share of its limit: the larger of cumulative and local."""
+        return max(self.cumulative.share, 0.0 if self.local is None else self.local.share)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A known mistake that was tried. places: "all layers", or those it was tried in. share: what remains of the error
+    when the reference makes the mistake too, as a share of the limit; at most 1 means that it explains everything.
+    reruns: the same for each tap that was judged. same_as: codes that are the same function on this input.
+    """
+
+    code: str
+    title: str
+    places: str
+    share: float
+    explanation: str
+    reruns: dict[str, float] = field(default_factory=dict)
+    same_as: tuple[str, ...] = ()
+
+    @property
+    def explains(self) -> bool:
+        """Whether the candidate with this mistake is the reference with it."""
+        return self.share <= 1
+
+    @property
+    def fit(self) -> str:
+        """How well it explains, in words."""
+        return f"explains all ({self.share:.2g} of the limit)" if self.explains else f"leaves {self.share:.3g} limits"
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A known mistake that this run could not have shown. reason: it is the same function, it was not exercised, or it
+    lies within rounding. decided_by: the input, probe or precision that would."""
+
+    code: str
+    title: str
+    reason: str
+    decided_by: str
+
+
+@dataclass(frozen=True)
+class LogitStatistics:
+    """The candidate's next-token distributions against the reference's, over real positions.
+
+    kl: mean Kullback-Leibler divergence in nats, and its standard error. percentiles: of |logit difference| at 50, 90,
+    99 and 100. top1, near_ties, positions: places with the same likeliest token, those where it differs within the
+    bound, and all. flips: up to 20 places where it differs: (index, found id, expected id, gap in logits).
+    smallest_tolerance: the least relative tolerance, of the largest logit, that would have passed.
+    """
+
+    kl: float
+    kl_error: float
+    percentiles: tuple[float, float, float, float]
+    top1: int
+    near_ties: int
+    positions: int
+    flips: tuple[tuple[tuple[int, ...], int, int, float], ...]
+    smallest_tolerance: float
+
+
+@dataclass(frozen=True)
+class OperationCard:
+    """Where the two part: the operation, and what both sides run there. candidate_source: empty where it isn't known."""
+
+    tap: str
+    operation: str
+    reference_source: str
+    reference_place: str
+    candidate_source: str
+    candidate_place: str
+
+
+@dataclass
+class CandidateResult:
+    """What was found about a candidate. taps: in data-flow order, the logits last. bound: how the limits were derived.
+
+    missing: taps of the reference that the candidate didn't give. unmapped: what it gave and no name was known for.
+    interval: the taps between which it first parts, where some are missing. spread: layers that are off, in words.
+    causes: ranked, the best first; weights: parameter name to SHA-256 of its float32 bytes.
+    """
+
+    name: str
+    precision: str
+    bound: str
+    taps: list[TapResult] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unmapped: list[str] = field(default_factory=list)
+    logits: LogitStatistics | None = None
+    causes: list[Cause] = field(default_factory=list)
+    undecided: list[Undecided] = field(default_factory=list)
+    interval: tuple[str, str] | None = None
+    spread: str = ""
+    card: OperationCard | None = None
+    weights: dict[str, str] = field(default_factory=dict)
+    repeat: str = ""
+
+
 @dataclass
 class Report:
     """The outcome of a check. stages: in the order they ran. coverage: what was compared, in words."""
@@ -56,6 +185,9 @@ class Report:
     first_divergence: str | None = None  # the first tap outside its limit, in data-flow order
     diverging: str | None = None  # the backend and dtype that it was seen in
     exact_logits: str | None = None  # SHA-256 of the probe's logits in exact arithmetic, as NumPy gives them
+    candidate: CandidateResult | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def verdict(self) -> Verdict:

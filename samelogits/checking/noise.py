@@ -1,0 +1,153 @@
+"""Monte Carlo arithmetic: the reference with the rounding errors of another precision drawn at random (Parker, 1997)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from samelogits.checking.variant import Variant
+from samelogits.config import DecoderConfig
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Unit roundoffs of a way to compute.
+
+    storage: of every operation's result. factors: of what products read. inside: of sums and of what norms, softmax and
+    activations compute before their result is stored.
+    """
+
+    name: str
+    storage: float
+    factors: float
+    inside: float
+
+
+PRECISIONS = {
+    "float64": Precision("float64", 2.0**-53, 0.0, 2.0**-53),
+    "float32": Precision("float32", 2.0**-24, 0.0, 2.0**-24),
+    "tf32": Precision("tf32", 2.0**-24, 2.0**-11, 2.0**-24),
+    "bfloat16": Precision("bfloat16", 2.0**-8, 0.0, 2.0**-24),
+    "float16": Precision("float16", 2.0**-11, 0.0, 2.0**-24),
+}
+# Errors of library functions, in units of `inside`: relative for exp, absolute for tanh and erf, whose GELU in torch is
+# that inaccurate.
+EXP = TANH = 4.0
+
+
+def disturb(variant: Variant, precision: Precision, seed: int) -> None:
+    """Wrap every operation of the variant: its result is off as that precision's would be."""
+    p = precision
+    rng = np.random.default_rng(seed)
+    places, variant.places = variant.places, ["stack", *range(variant.config.n_layers), "head"]
+
+    def uniform(shape: tuple[int, ...]) -> Array:
+        noise = rng.random(shape, dtype=np.float32)
+        noise *= 2
+        noise -= 1
+        return noise
+
+    def relative(x: Array, unit: float) -> Array:
+        if unit == 0:
+            return x
+        noise = uniform(x.shape).astype(np.float64)
+        noise *= unit
+        noise += 1
+        noise *= x
+        return noise
+
+    def stored(operation: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: relative(operation(*args), p.storage)
+
+    def product(length: Callable[..., int], squares: Callable[..., Array]) -> Callable[..., Any]:
+        """A product: each term is off by the factors' roundings, each sum by those of its additions."""
+
+        def wrap(operation: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any) -> Array:
+                y: Array = operation(*args)
+                unit = np.hypot(p.inside * np.sqrt(length(*args) / 2), np.sqrt(2) * p.factors)
+                noise = np.sqrt(squares(operation, *args))
+                noise *= uniform(y.shape)
+                noise *= unit
+                noise += y
+                return relative(noise, p.storage)
+
+            return run
+
+        return wrap
+
+    def linear_squares(operation: Any, x: Array, weight: Array, bias: Any = None, prepared: Any = None) -> Array:
+        return np.maximum(operation(np.square(x), np.square(weight), None, None), 0)
+
+    def score_squares(operation: Any, q: Array, k: Array) -> Array:
+        return np.abs(operation(np.square(q), np.square(k))) / np.sqrt(q.shape[-1])
+
+    def mix_squares(operation: Any, weights: Array, v: Array) -> Array:
+        return np.maximum(operation(np.square(weights), np.square(v)), 0)
+
+    def activation(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Array) -> Array:
+            y: Array = operation(x)
+            y = y + x * uniform(x.shape) * (TANH * p.inside)  # x times a function between 0 and 1
+            return relative(y, p.storage)
+
+        return run
+
+    def softmax(operation: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: relative(relative(operation(*args), EXP * p.inside), p.storage)
+
+    def norm(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Array, *rest: Any) -> Array:
+            # A sum's roundings move a whole row: the mean of LayerNorm, and the scale of both norms.
+            row, sums = (*x.shape[:-1], 1), np.sqrt(x.shape[-1] / 3) * p.inside
+            if len(rest) == 3:
+                x = x + uniform(row) * sums * np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True))
+            y: Array = operation(x, *rest)
+            return relative(relative(y * (1 + uniform(row) * (sums / 2)), 2 * p.inside), p.storage)
+
+        return run
+
+    def rotate(operation: Callable[..., Any]) -> Callable[..., Any]:
+        frequencies = rotary_frequencies(variant.config)
+        angles = variant.batch.positions_BT[..., None] * frequencies
+        # A frequency is off at all positions alike, an angle at its own. Both are float32 in every precision.
+        off = angles * (uniform(frequencies.shape) + uniform(angles.shape)) * 2.0**-24
+
+        def run(x: Array, cos: Array, sin: Array) -> Array:
+            turned = relative(cos - sin * off, p.storage), relative(sin + cos * off, p.storage)
+            return relative(operation(x, *turned), p.storage)
+
+        return run
+
+    def loss(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(logits: Array, *rest: Any) -> Array:
+            y: Array = operation(relative(logits, EXP * p.inside), *rest)
+            return relative(y, 4 * p.inside)
+
+        return run
+
+    for names, wrap in (
+        (("add", "multiply"), stored),
+        ("linear", product(lambda x, *_: x.shape[-1], linear_squares)),
+        ("attention_scores", product(lambda q, k: q.shape[-1], score_squares)),
+        ("attention_mix", product(lambda weights, v: weights.shape[-1], mix_squares)),
+        (("gelu", "gelu_tanh", "silu"), activation),
+        ("attention_weights", softmax),
+        (("layer_norm", "rms_norm"), norm),
+        ("cross_entropy", loss),
+    ):
+        variant.exchange(names, wrap)
+    if variant.config.rope_theta is not None:
+        variant.exchange("rotate", rotate)
+    variant.places = places
+
+
+def rotary_frequencies(config: DecoderConfig) -> Array:
+    """Radians a position, [H / 2]."""
+    assert config.rope_theta is not None
+    return config.rope_theta ** -(np.arange(0, config.d_head, 2) / config.d_head)
