@@ -19,3 +19,7 @@ class InputError(SamelogitsError):
 
 class BackendError(SamelogitsError):
     """A backend, device, dtype or arithmetic that is not available here."""
+
+
+class CandidateError(SamelogitsError):
+    """A candidate that can't be compared: it raised, or returned something else than logits and taps."""

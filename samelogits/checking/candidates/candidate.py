@@ -1,0 +1,204 @@
+"""What the checker asks of a candidate, and the function that is the simplest one."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from samelogits.batch import Batch
+from samelogits.checking.probe import Probe
+from samelogits.config import DecoderConfig
+from samelogits.errors import CandidateError
+from samelogits.taps import tap_names
+
+Array = np.ndarray
+
+
+@dataclass
+class Output:
+    """What a candidate computed on a probe.
+
+    logits [B, T, V]; taps: by the names of samelogits.taps, each of its shape, float32 or float64. loss: of the probe's
+    targets; gradients: by canonical parameter name; losses: before each step of training. unmapped: names of
+    activations for which no tap is known. notes: what the reader of the report should know, in words.
+    """
+
+    logits: Array
+    taps: dict[str, Array] = field(default_factory=dict)
+    loss: float | None = None
+    gradients: dict[str, Array] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    unmapped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@runtime_checkable
+class Candidate(Protocol):
+    """Something that may be the same function as a checkpoint.
+
+    name: for the report. precision: what it computes in ("float32", "bfloat16", ...), None where its arrays tell.
+    takes_mask: whether it can be given padding. probe: the only input that it knows (a recording), or None.
+    """
+
+    name: str
+    precision: str | None
+    takes_mask: bool
+    probe: Probe | None
+
+    def run(self, probe: Probe) -> Output:
+        """Logits and taps of the probe. Raises CandidateError."""
+        ...
+
+    def source_of(self, tap: str) -> tuple[str, str]:
+        """Source text of what computes a tap, and its place as file:line; empty where it isn't known."""
+        ...
+
+
+class FunctionCandidate:
+    """A Python callable: tokens [B, T] to logits, or to (logits, taps), or to a mapping with "logits" and taps.
+
+    A parameter called attention_mask or mask receives the mask [B, T]. Arrays may be NumPy's, torch's or JAX's. What it
+    prints is kept off standard output, and an error of its own becomes a CandidateError.
+    """
+
+    probe: Probe | None = None
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None, precision: str | None = None):
+        self.function = function
+        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        self.precision = precision
+        self._mask_name = _mask_parameter(function)
+        self.takes_mask = self._mask_name is not None
+
+    def run(self, probe: Probe) -> Output:
+        tokens_BT = probe.tokens_BT.copy()
+        keywords = {self._mask_name: probe.mask_BT.astype(np.int64)} if self._mask_name else {}
+        with quiet() as printed:
+            try:
+                found = self.function(tokens_BT, **keywords)
+            except Exception as error:
+                where = inspect.trace()[-1]
+                raise CandidateError(
+                    f"candidate {self.name}: raised {type(error).__name__} in {where.function} "
+                    f"({where.filename}:{where.lineno}): {error}"
+                ) from error
+        notes = [f"it printed {len(printed.getvalue())} characters, which are not shown"] if printed.getvalue() else []
+        if not np.array_equal(tokens_BT, probe.tokens_BT):
+            notes.append("it changed the tokens that it was given")
+        output = output_of(found, self.name)
+        output.notes += notes
+        return output
+
+    def source_of(self, tap: str) -> tuple[str, str]:
+        return source_of(self.function)
+
+
+def output_of(found: Any, name: str) -> Output:
+    """What a callable returned, as an Output. Raises CandidateError for something else."""
+    if isinstance(found, Output):
+        return found
+    taps: Mapping[str, Any] = {}
+    if isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping):
+        found, taps = found
+    if isinstance(found, Mapping):
+        if "logits" not in found:
+            raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {sorted(found)[:8]}")
+        taps, found = {key: value for key, value in found.items() if key != "logits"}, found["logits"]
+    elif hasattr(found, "logits"):  # what transformers' models return
+        found = found.logits
+    return Output(to_numpy(found, f"candidate {name}: logits"), {k: to_numpy(v, f"tap {k}") for k, v in taps.items()})
+
+
+def to_numpy(array: Any, label: str) -> Array:
+    """An array of any framework as float32 or float64 NumPy. Raises CandidateError."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        array = (array.float() if array.dtype.itemsize < 4 else array).numpy()
+    try:
+        found = np.asarray(array)
+    except Exception as error:  # whatever a foreign array raises
+        raise CandidateError(f"{label}: expected an array of numbers, found {type(array).__name__}: {error}") from error
+    if found.dtype.kind in "OSUMmc" or found.dtype == bool:
+        raise CandidateError(f"{label}: expected real numbers, found dtype {found.dtype}")
+    return np.array(found, np.float64 if found.dtype == np.float64 else np.float32)
+
+
+def check_output(output: Output, config: DecoderConfig, probe: Probe, batch: Batch, name: str) -> Output:
+    """The output with every array in its place: shapes checked, padded vocabularies cut, flat heads split.
+
+    Raises CandidateError that names the array, and what was expected and found.
+    """
+    B, T = probe.tokens_BT.shape
+    c, S = config, batch.visible_BTS.shape[2]
+    expected = (B, T, c.vocab_size)
+    found = output.logits.shape
+    if len(found) == 3 and found[:2] == (B, T) and found[2] > c.vocab_size:
+        output.notes.append(
+            f"its logits have {found[2]} columns for a vocabulary of {c.vocab_size}: the last "
+            f"{found[2] - c.vocab_size} were not compared"
+        )
+        output.logits = output.logits[..., : c.vocab_size]
+    elif found != expected:
+        raise CandidateError(f"candidate {name}: logits: expected shape {list(expected)}, found {list(found)}")
+    heads = {"q": c.n_heads, "q_rotated": c.n_heads, "k": c.n_kv_heads, "k_rotated": c.n_kv_heads, "v": c.n_kv_heads}
+    known = set(tap_names(config))
+    for tap in list(output.taps):
+        if tap not in known:
+            output.unmapped.append(tap)
+            del output.taps[tap]
+            continue
+        kind = tap.rpartition(".")[2]
+        shape: tuple[int, ...] = (B, T, c.d_model)
+        if kind in heads:
+            shape = (B, T, heads[kind], c.d_head)
+        elif kind in ("scores", "weights"):
+            shape = (B, c.n_heads, T, S)
+        elif kind == "mixed":
+            shape = (B, T, c.n_heads * c.d_head)
+        elif kind in ("gate", "up", "activated"):
+            shape = (B, T, c.d_ff)
+        elif kind == "logits":
+            shape = expected
+        array = output.taps[tap]
+        if array.shape != shape and array.shape == (B, T, int(np.prod(shape[2:]))):
+            array = array.reshape(shape)
+        elif kind == "mixed" and array.shape == (B, T, c.n_heads, c.d_head):
+            array = array.reshape(shape)
+        if array.shape != shape:
+            raise CandidateError(
+                f"candidate {name}: tap {tap}: expected shape {list(shape)}, found {list(array.shape)}"
+            )
+        output.taps[tap] = array
+    output.taps["logits"] = output.logits
+    return output
+
+
+@contextlib.contextmanager
+def quiet() -> Any:
+    """Keep what is printed off standard output; yields where it goes."""
+    kept = io.StringIO()
+    with contextlib.redirect_stdout(kept):
+        yield kept
+
+
+def source_of(thing: Any) -> tuple[str, str]:
+    """Source text of a function or class, and file:line; empty where Python doesn't know them."""
+    try:
+        lines, start = inspect.getsourcelines(thing if inspect.isroutine(thing) else type(thing))
+        return "".join(lines), f"{inspect.getsourcefile(thing if inspect.isroutine(thing) else type(thing))}:{start}"
+    except (OSError, TypeError):
+        return "", ""
+
+
+def _mask_parameter(function: Callable[..., Any]) -> str | None:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    return next((name for name in ("attention_mask", "mask") if name in parameters), None)
