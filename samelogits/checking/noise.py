@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy_reference.tape import record
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
 
@@ -44,7 +45,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
     """Wrap every operation of the variant: its result is off as that precision's would be."""
     p = precision
     rng = np.random.default_rng(seed)
-    places, variant.places = variant.places, ["stack", *range(variant.config.n_layers), "head"]
+    places, variant.places = variant.places, variant.all_places
 
     def uniform(shape: tuple[int, ...]) -> Array:
         noise = rng.random(shape, dtype=np.float32)
@@ -61,21 +62,55 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         noise *= x
         return noise
 
+    def passed(x: Array, moved: Array) -> Array:
+        """The moved value, through which gradients flow to x with roundings of their own."""
+
+        def backward(d: Array) -> tuple[Array]:
+            walk = p.inside * np.sqrt(d.shape[-1] / 6) if d.ndim else p.inside
+            size = np.sqrt(np.mean(np.square(d), axis=-1, keepdims=True)) if d.ndim else d
+            return (relative(d, p.storage) + uniform(d.shape) * (walk * size),)
+
+        moved_array: Array = record(moved, (x,), backward)
+        return moved_array
+
+    def linked(wrap: Callable[..., Any]) -> Callable[..., Any]:
+        """The wrapped operation, on the tape too."""
+
+        def outer(operation: Callable[..., Any]) -> Callable[..., Any]:
+            outputs: list[Array] = []
+
+            def remember(*args: Any) -> Array:
+                outputs.append(operation(*args))
+                return outputs[-1]
+
+            run = wrap(remember)
+
+            def call(*args: Any) -> Array:
+                outputs.clear()
+                moved = run(*args)
+                return passed(outputs[0], moved)
+
+            return call
+
+        return outer
+
     def stored(operation: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: relative(operation(*args), p.storage)
 
     def product(length: Callable[..., int], squares: Callable[..., Array]) -> Callable[..., Any]:
-        """A product: each term is off by the factors' roundings, each sum by those of its additions."""
+        """A product of k terms: each is off by the factors' roundings, each partial sum by that of its addition.
+
+        The partial sums that lead to y, in steps whose squares add up to r, are a Brownian bridge: the sum of their
+        squares is k (y^2 / 3 + r / 6).
+        """
 
         def wrap(operation: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any) -> Array:
                 y: Array = operation(*args)
-                unit = np.hypot(p.inside * np.sqrt(length(*args) / 2), np.sqrt(2) * p.factors)
-                noise = np.sqrt(squares(operation, *args))
-                noise *= uniform(y.shape)
-                noise *= unit
-                noise += y
-                return relative(noise, p.storage)
+                whole = y if len(args) < 3 or args[2] is None else y - args[2]  # without linear's bias
+                steps = squares(operation, *args)
+                sums = length(*args) * p.inside**2 * (np.square(whole) / 3 + steps / 6)
+                return relative(y + uniform(y.shape) * np.sqrt(sums + 2 * p.factors**2 * steps), p.storage)
 
             return run
 
@@ -106,7 +141,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
             # A sum's roundings move a whole row: the mean of LayerNorm, and the scale of both norms.
             row, sums = (*x.shape[:-1], 1), np.sqrt(x.shape[-1] / 3) * p.inside
             if len(rest) == 3:
-                x = x + uniform(row) * sums * np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True))
+                x = passed(x, x + uniform(row) * sums * np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True)))
             y: Array = operation(x, *rest)
             return relative(relative(y * (1 + uniform(row) * (sums / 2)), 2 * p.inside), p.storage)
 
@@ -126,7 +161,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
 
     def loss(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(logits: Array, *rest: Any) -> Array:
-            y: Array = operation(relative(logits, EXP * p.inside), *rest)
+            y: Array = operation(passed(logits, relative(logits, EXP * p.inside)), *rest)
             return relative(y, 4 * p.inside)
 
         return run
@@ -141,9 +176,9 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         (("layer_norm", "rms_norm"), norm),
         ("cross_entropy", loss),
     ):
-        variant.exchange(names, wrap)
+        variant.exchange(names, linked(wrap))
     if variant.config.rope_theta is not None:
-        variant.exchange("rotate", rotate)
+        variant.exchange("rotate", linked(rotate))
     variant.places = places
 
 

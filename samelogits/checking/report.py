@@ -79,13 +79,15 @@ class TapResult:
 class Cause:
     """A known mistake that was tried. places: "all layers", or those it was tried in. share: what remains of the error
     when the reference makes the mistake too, as a share of the limit; at most 1 means that it explains everything.
-    reruns: the same for each tap that was judged. same_as: codes that are the same function on this input.
+    surprise: mean negative log-likelihood of the error, which ranks those that explain everything. reruns: the share for
+    each tap that was judged. same_as: codes that are the same function on this input.
     """
 
     code: str
     title: str
     places: str
     share: float
+    surprise: float
     explanation: str
     reruns: dict[str, float] = field(default_factory=dict)
     same_as: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from samelogits.checking.noise import Precision
 
 Array = np.ndarray
-# An honest run's score is at most 1 at both limits with room: docs/bounds.md has the measured distributions.
+# An honest run's scores stay below both limits with room: docs/bounds.md has the measured distributions. Where the noise
+# rests on a few rows, as in attention weights that are nearly 0 or 1, the whole is no better known than a row.
 WHOLE_LIMIT, ROW_LIMIT = 1.5, 4.0
 ROW_SIZE = 16  # a row with fewer elements says too little about its own noise
 
@@ -20,6 +22,7 @@ class Score:
 
     whole: root mean square of the error over that of the noise, the whole tap. row: the same of the worst row.
     error: root mean square of the error. noise: root mean square of the noise. row_place: the worst row's index.
+    rows: how many rows the noise rests on, effectively. surprise: mean negative log-likelihood of an element, were the noise Gaussian, but for a constant.
     """
 
     whole: float
@@ -27,20 +30,27 @@ class Score:
     error: float
     noise: float
     row_place: tuple[int, ...]
+    rows: float = 1.0
+    surprise: float = np.inf
 
     @property
     def share(self) -> float:
         """The error as a share of the limit: above 1 is more than rounding makes."""
-        return max(self.whole / WHOLE_LIMIT, self.row / ROW_LIMIT)
+        limit = WHOLE_LIMIT + (ROW_LIMIT - WHOLE_LIMIT) / np.sqrt(max(self.rows, 1.0))
+        return max(self.whole / limit, self.row / ROW_LIMIT)
 
 
 @dataclass
 class Spread:
-    """The noise of one tap, gathered over runs. real: which elements mean something (padding means nothing)."""
+    """The noise of one tap, gathered over runs. real: which elements mean something (padding means nothing).
+
+    by_row: whether a single row is judged too; not attention weights, most of whose rows rest on a few elements.
+    """
 
     reference: Array
     real: Array
     precision: Precision
+    by_row: bool = True
     _squares: Array = field(init=False)
     _counts: Array = field(init=False)
     _runs: int = 0
@@ -57,6 +67,18 @@ class Spread:
         self._squares += np.where(self.real, squares, 0).sum(-1)
         self._runs += 1
 
+    @property
+    def noise(self) -> Array:
+        """Mean square of the noise of an element, by row."""
+        squares: Array = self._squares / (max(self._runs, 1) * np.maximum(self._counts, 1))
+        return squares
+
+    def moved(self, reference: Array) -> Spread:
+        """The same noise around another value."""
+        other = copy.copy(self)
+        other.reference = reference
+        return other
+
     def judge(self, candidate: Array) -> Score:
         """The candidate's error in units of this noise. A value that is not finite is infinitely wrong."""
         errors = np.where(self.real, np.square(candidate - self.reference), 0)
@@ -64,12 +86,21 @@ class Spread:
             place = np.unravel_index(int(np.argmin(np.isfinite(errors).all(-1))), self._counts.shape)
             return Score(np.inf, np.inf, np.inf, 0.0, tuple(map(int, place)))
         row_errors, total = errors.sum(-1), self._counts.sum()
-        noise = self._squares / max(self._runs, 1)
+        noise = self.noise * self._counts
         whole = _ratio(row_errors.sum(), noise.sum())
-        rows = np.where(self._counts >= ROW_SIZE, _ratio(row_errors, noise), 0)
+        rows = np.where(self._counts >= (ROW_SIZE if self.by_row else np.inf), _ratio(row_errors, noise), 0)
         place = np.unravel_index(int(np.argmax(rows)), rows.shape)
-        mean = lambda squares: float(np.sqrt(squares.sum() / max(total, 1)))  # noqa: E731
-        return Score(float(whole), float(rows[place]), mean(row_errors), mean(noise), tuple(map(int, place)))
+        floor = np.maximum(self.noise, np.finfo(float).tiny)
+        surprise = np.where(self._counts > 0, self._counts * np.log(floor) + row_errors / floor, 0).sum()
+        return Score(
+            whole=float(whole),
+            row=float(rows[place]),
+            error=float(np.sqrt(row_errors.sum() / max(total, 1))),
+            noise=float(np.sqrt(noise.sum() / max(total, 1))),
+            row_place=tuple(map(int, place)),
+            rows=float(noise.sum() ** 2 / max(np.square(noise).sum(), np.finfo(float).tiny)),
+            surprise=float(surprise / max(2 * total, 1)),
+        )
 
 
 def _ratio(errors: Array, noise: Array) -> Array:

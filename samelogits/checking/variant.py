@@ -62,22 +62,17 @@ class Variant:
         probe: Probe,
         places: Iterable[Place] | None = None,
     ):
-        everywhere: list[Place] = ["stack", *range(config.n_layers), "head"]
+        self.all_places: list[Place] = ["stack", *range(config.n_layers), "head"]
         self.config = config
         self.parameters = dict(parameters)
         self.probe = probe
-        self.places = everywhere if places is None else list(places)
+        self.places = list(self.all_places if places is None else places)
         batch = prepare(config, probe.tokens_BT, probe.mask_BT)
         self.batch: Batch = batch.convert(np.asarray, lambda array: array.astype(np.float64))
         self.order: Sequence[int] = range(config.n_layers)  # the blocks that are run
         self.rules = Rules()
-        self._ops = {place: SimpleNamespace(**OPERATIONS) for place in everywhere}
+        self._ops = {place: SimpleNamespace(**OPERATIONS) for place in self.all_places}
         self._blocks: dict[Place, type[Block]] = {}
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether changes act on the whole decoder, or only on some of its layers."""
-        return len(self.places) == self.config.n_layers + 2
 
     @property
     def layers(self) -> list[int]:
@@ -143,6 +138,19 @@ class Variant:
     def run(self, tap: Tap = no_tap) -> Array:
         """Logits [B, T, V] of the probe."""
         return self.decoder()(self.batch, None, tap)
+
+    def run_window(self, window: Iterable[Place], outputs: Mapping[int, Array | None], tap: Tap) -> None:
+        """Run only some places. outputs: what comes out of the layers that are left out; one without is run all the same."""
+        chosen, decoder = set(window), self.decoder()
+        layers: list[Any] = []
+        for i, layer in zip(self.order, decoder.model.layers, strict=True):
+            output = None if i in chosen else outputs.get(i)
+            layers.append(layer if output is None else lambda *args, x=output: np.asarray(x, np.float64))
+        decoder.model.layers = layers
+        if "head" in chosen:
+            decoder(self.batch, None, tap)
+        else:
+            decoder.model(self.batch, decoder.model.embed_tokens.weight, None, tap)
 
     def loss(self, logits_BTV: Array) -> Array:
         """The loss of the probe's targets, by the operation that the head has."""

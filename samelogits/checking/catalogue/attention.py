@@ -191,14 +191,14 @@ def scores_capped(v: Variant) -> None:
     v.exchange("attention_weights", lambda right: lambda scores, visible: right(50 * np.tanh(scores / 50), visible))
 
 
-@mistake("SL431", "the softmax in bfloat16", seen_with="float32, where it is far outside the bound")
+@mistake("SL431", "the softmax in bfloat16", rounding=True)
 def softmax_bfloat16(v: Variant) -> None:
     """Scores and weights are rounded to 16 bits. Right: `softmax(scores, dtype=float32)`."""
     r = round_bfloat16
     v.exchange("attention_weights", lambda right: lambda scores, visible: r(right(r(scores), visible)))
 
 
-@mistake("SL432", "the softmax in float16", seen_with="float32, where it is far outside the bound")
+@mistake("SL432", "the softmax in float16", rounding=True)
 def softmax_float16(v: Variant) -> None:
     """Scores and weights are rounded to float16, under autocast or by hand."""
     r = round_float16

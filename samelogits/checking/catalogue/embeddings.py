@@ -117,7 +117,7 @@ def probabilities(v: Variant) -> None:
     _logits(v, softmax)
 
 
-@mistake("SL625", "logits are rounded to bfloat16", seen_with="float32, where it is far outside the bound", local=False)
+@mistake("SL625", "logits are rounded to bfloat16", rounding=True, local=False)
 def logits_bfloat16(v: Variant) -> None:
     """The head runs in 16 bits, or its output is cast. Near ties then fall to the lowest id."""
     _logits(v, round_bfloat16)

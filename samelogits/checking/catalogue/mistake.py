@@ -21,7 +21,7 @@ class Mistake:
     code: stable, never used again for another. title: what the candidate does. explanation: how it comes about, how it
     shows, what is right. plant: puts it into a variant of the reference. applies: whether a config can have it.
     stage: what it changes. seen_with: the input that shows it, where an ordinary one may not. local: whether it may be
-    in one layer alone.
+    in one layer alone. rounding: whether its effect is itself rounding, so that its digits can't be foretold.
     """
 
     code: str
@@ -32,6 +32,7 @@ class Mistake:
     stage: Stage
     seen_with: str
     local: bool
+    rounding: bool
 
 
 CATALOGUE: dict[str, Mistake] = {}
@@ -45,13 +46,14 @@ def mistake(
     stage: Stage = "forward",
     seen_with: str = "",
     local: bool = True,
+    rounding: bool = False,
 ) -> Callable[[Plant], Plant]:
     """Enter the decorated function, which plants the mistake, under its code; its docstring is the explanation."""
 
     def enter(plant: Plant) -> Plant:
         assert code not in CATALOGUE, code
         explanation = inspect.getdoc(plant) or ""
-        CATALOGUE[code] = Mistake(code, title, explanation, plant, applies, stage, seen_with, local)
+        CATALOGUE[code] = Mistake(code, title, explanation, plant, applies, stage, seen_with, local, rounding)
         return plant
 
     return enter

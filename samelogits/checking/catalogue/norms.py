@@ -150,7 +150,7 @@ def no_root(v: Variant) -> None:
     _normalize(v, lambda x, eps: 1 / (_mean_square(x) + eps))
 
 
-@mistake("SL214", "the norms compute in bfloat16", seen_with="float32, where it is far outside the bound")
+@mistake("SL214", "the norms compute in bfloat16", rounding=True)
 def norm_in_bfloat16(v: Variant) -> None:
     """Mean and mean square are taken of 16-bit numbers and kept in 16 bits.
 

@@ -153,7 +153,7 @@ def rotary_angles_bfloat16(v: Variant) -> None:
     _turn(v, r(r(_positions(v).astype(np.float64)) * r(_frequencies(v))))
 
 
-@mistake("SL311", "cosine and sine rounded to bfloat16", _rope, seen_with="float32, where it is far outside the bound")
+@mistake("SL311", "cosine and sine rounded to bfloat16", _rope, rounding=True)
 def rotary_tables_bfloat16(v: Variant) -> None:
     """The tables are stored in 16 bits while the model runs in 32."""
     r = round_bfloat16

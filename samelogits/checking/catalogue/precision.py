@@ -11,7 +11,6 @@ from samelogits.checking.rounding import round_bfloat16, round_float16, round_tf
 from samelogits.checking.variant import Variant
 
 Array = np.ndarray
-WIDE = "float32, where it is far outside the bound"
 PRODUCTS = ("linear", "attention_scores", "attention_mix")
 
 
@@ -29,7 +28,7 @@ def _weights(v: Variant, change: Callable[[Array], Array]) -> None:
     v.edit(".weight", lambda weight: change(weight) if weight.ndim == 2 else weight)
 
 
-@mistake("SL801", "products read TF32", seen_with=WIDE)
+@mistake("SL801", "products read TF32", rounding=True)
 def tf32(v: Variant) -> None:
     """`torch.backends.cuda.matmul.allow_tf32`, or JAX's default precision on GPUs: float32 factors lose 13 digits.
 
@@ -38,31 +37,31 @@ def tf32(v: Variant) -> None:
     _read(v, round_tf32)
 
 
-@mistake("SL802", "products read bfloat16", seen_with=WIDE)
+@mistake("SL802", "products read bfloat16", rounding=True)
 def bfloat16_products(v: Variant) -> None:
     """`set_float32_matmul_precision("medium")`, JAX's default on TPUs, or autocast."""
     _read(v, round_bfloat16)
 
 
-@mistake("SL803", "products read float16", seen_with=WIDE)
+@mistake("SL803", "products read float16", rounding=True)
 def float16_products(v: Variant) -> None:
     """Autocast to float16."""
     _read(v, round_float16)
 
 
-@mistake("SL804", "attention's products read bfloat16", seen_with=WIDE)
+@mistake("SL804", "attention's products read bfloat16", rounding=True)
 def bfloat16_attention(v: Variant) -> None:
     """A fused attention kernel that takes 16 bits only: scores and mix lose digits, projections don't."""
     _read(v, round_bfloat16, PRODUCTS[1:])
 
 
-@mistake("SL811", "weights were rounded to bfloat16", seen_with="float32 weights that bfloat16 can't hold")
+@mistake("SL811", "weights were rounded to bfloat16", seen_with="float32 weights that bfloat16 can't hold", rounding=True)
 def bfloat16_weights(v: Variant) -> None:
     """The checkpoint was saved or loaded in 16 bits and computes in 32. Weights that have only 8 digits hide it."""
     _weights(v, round_bfloat16)
 
 
-@mistake("SL812", "weights were rounded to float16", seen_with="float32 weights that float16 can't hold")
+@mistake("SL812", "weights were rounded to float16", seen_with="float32 weights that float16 can't hold", rounding=True)
 def float16_weights(v: Variant) -> None:
     """The checkpoint was saved in float16."""
     _weights(v, round_float16)
@@ -79,19 +78,19 @@ def int8_weights(v: Variant) -> None:
     _weights(v, quantize)
 
 
-@mistake("SL821", "the residual stream is kept in bfloat16", seen_with=WIDE)
+@mistake("SL821", "the residual stream is kept in bfloat16", rounding=True)
 def bfloat16_residual(v: Variant) -> None:
     """Sums are cast to 16 bits while products run in 32."""
     _write(v, round_bfloat16, ("add",))
 
 
-@mistake("SL822", "the residual stream is kept in float16", seen_with=WIDE)
+@mistake("SL822", "the residual stream is kept in float16", rounding=True)
 def float16_residual(v: Variant) -> None:
     """Sums are cast to float16."""
     _write(v, round_float16, ("add",))
 
 
-@mistake("SL823", "the activation computes in bfloat16", seen_with=WIDE)
+@mistake("SL823", "the activation computes in bfloat16", rounding=True)
 def bfloat16_activation(v: Variant) -> None:
     """The feed-forward layer's activation reads and writes 16 bits."""
     v.exchange(("relu", "gelu", "gelu_tanh", "silu"), lambda right: lambda x: round_bfloat16(right(round_bfloat16(x))))
@@ -106,7 +105,7 @@ def bfloat16_embeddings(v: Variant) -> None:
     _write(v, round_bfloat16, ("embed",))
 
 
-@mistake("SL825", "everything is computed in bfloat16", seen_with=WIDE)
+@mistake("SL825", "everything is computed in bfloat16", rounding=True)
 def bfloat16_everything(v: Variant) -> None:
     """The model was loaded in its checkpoint's 16 bits, and its logits cast to float32."""
     _weights(v, round_bfloat16)
@@ -114,7 +113,7 @@ def bfloat16_everything(v: Variant) -> None:
     _write(v, round_bfloat16, (*everything, "relu", "gelu", "gelu_tanh", "silu"))
 
 
-@mistake("SL826", "everything is computed in float16", seen_with=WIDE)
+@mistake("SL826", "everything is computed in float16", rounding=True)
 def float16_everything(v: Variant) -> None:
     """The model was loaded in float16, and its logits cast to float32."""
     _weights(v, round_float16)

@@ -1,0 +1,210 @@
+"""transformers as a candidate: its model on the checked checkpoint's folder or on another one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from samelogits.checking.candidates.candidate import Array, Output, source_of, to_numpy
+from samelogits.checking.candidates.capture import guarded
+from samelogits.checking.candidates.modules import TorchModuleCandidate, torch_as_found
+from samelogits.checking.candidates.name_map import NameMap
+from samelogits.checking.probe import Probe
+from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
+from samelogits.checkpoints.canonical import FORMAT
+from samelogits.checkpoints.folder import inside
+from samelogits.checkpoints.hub import SCHEME
+from samelogits.checkpoints.json_file import read_json
+from samelogits.checkpoints.safetensors_file import SafetensorsFile
+from samelogits.config import DecoderConfig
+from samelogits.errors import CandidateError, SamelogitsError
+
+PREFIX = "hf:"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+# A closed list: transformers takes other names as repositories of compiled kernels to download.
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+RECORDED = ("q_rotated", "k_rotated", "scores", "weights")
+
+
+class HuggingFaceCandidate(TorchModuleCandidate):
+    """A causal language model of transformers. With eager attention, its scores and weights are taps too."""
+
+    def __init__(self, model: Any, config: DecoderConfig, name_map: NameMap | None = None, name: str | None = None):
+        super().__init__(model, name_map, self._forward, name, config)
+        self.takes_mask = True
+        self.attention = str(getattr(model.config, "_attn_implementation", None))
+        if self.attention != "eager":
+            self.notes.append(f"attention by {self.attention}: {', '.join(RECORDED)} can't be seen there")
+        elif self.precision == "float64":
+            self.notes.append("transformers computes rotary tables, some norms and softmax in float32 all the same")
+
+    def run(self, probe: Probe) -> Output:
+        """Logits and taps. Raises CandidateError."""
+        taps: dict[str, Array] = {}
+        with self._recorded(taps) if self.attention == "eager" else contextlib.nullcontext():
+            output = super().run(probe)
+        if self.attention == "eager" and not taps:
+            output.notes.append(f"its attention is its own: {', '.join(RECORDED)} were not seen")
+        output.taps |= taps
+        return output
+
+    def source_of(self, tap: str) -> tuple[str, str]:
+        """Source text of what computes a tap, and its place."""
+        kind = tap.rpartition(".")[2]
+        if kind in RECORDED:
+            function = "apply_rotary_pos_emb" if kind.endswith("rotated") else "eager_attention_forward"
+            part = next((part for part in self.module.modules() if hasattr(part, "layer_idx")), None)
+            if (found := _from_home(part, function)) is not None:
+                return source_of(found)
+        return super().source_of(tap)
+
+    def _forward(self, module: Any, inputs: dict[str, Any]) -> Any:
+        keywords = {"attention_mask": inputs["attention_mask"]}
+        if "position_ids" in self._parameters:
+            keywords["position_ids"] = inputs["position_ids"]
+        return module(inputs["tokens"], use_cache=False, **keywords)
+
+    @contextlib.contextmanager
+    def _recorded(self, taps: dict[str, Array]) -> Iterator[None]:
+        """transformers' table of attention functions has one for "eager" that records, for as long as this lasts.
+
+        The model's own function computes what the model goes on with; the scores, which it doesn't give, are computed
+        a second time by the same operations.
+        """
+        table: Any = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+        own = {id(part) for part in self.module.modules()}
+        before = table.get("eager")
+
+        def eager(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+            found = (before or _from_home(module, "eager_attention_forward"))(
+                module, query, key, value, attention_mask, **kwargs
+            )
+            layer = getattr(module, "layer_idx", None)
+            if id(module) not in own or layer is None:
+                return found
+            scaling = kwargs.get("scaling")
+            groups = query.shape[1] // key.shape[1]
+            keys = key.repeat_interleave(groups, dim=1)
+            scores = self.torch.matmul(query, keys.transpose(2, 3))
+            scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+            values = {"scores": scores, "weights": found[1]}
+            if self.config is not None and self.config.position == "rope":
+                values |= {"q_rotated": query.transpose(1, 2), "k_rotated": key.transpose(1, 2)}
+            for kind, array in values.items():
+                if array is not None:
+                    taps[f"layers.{layer}.self_attn.{kind}"] = to_numpy(array, f"{kind} of layer {layer}")
+            return found
+
+        table["eager"] = eager
+        try:
+            yield
+        finally:
+            del table["eager"]
+            if table.get("eager") is not before:
+                table["eager"] = before
+
+
+def _from_home(module: Any, name: str) -> Any:
+    """What the file that defines a module's class has under this name; None if nothing."""
+    homes = (sys.modules.get(base.__module__) for base in type(module).__mro__)
+    return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+
+
+def open_huggingface(
+    spec: str, checkpoint: Checkpoint, name_map: NameMap | None = None, dtype: str | None = None
+) -> HuggingFaceCandidate:
+    """The candidate of "hf:", "hf:PATH" or "hf:PATH?dtype=bfloat16&attn=sdpa&device=cuda". Raises CandidateError.
+
+    PATH: a folder that transformers reads, or anything that open_checkpoint opens (default: the checkpoint's source);
+    "hf://owner/name" is what that says of it. dtype: default float32. attn: default eager, the only one that shows
+    scores and weights. device: default cpu. transformers downloads nothing, reads no pickle and runs no code that comes
+    with the weights.
+    """
+    known = {"dtype": DTYPES, "attn": ATTENTIONS, "device": None}
+    path, options = parse_options(spec if spec.startswith(SCHEME) else spec.removeprefix(PREFIX), known, spec)
+    if dtype is not None and options.setdefault("dtype", dtype) != dtype:
+        raise CandidateError(f"candidate {spec}: dtype: expected {dtype}, as asked, found {options['dtype']}")
+    if options.get("dtype", DTYPES[0]) not in DTYPES:
+        raise CandidateError(
+            f"candidate {spec}: dtype: expected one of {', '.join(DTYPES)}, found {options['dtype']!r}"
+        )
+    try:
+        transformers: Any = importlib.import_module("transformers")
+        torch: Any = importlib.import_module("torch")
+    except ImportError as error:
+        raise CandidateError(f"candidate {spec}: expected transformers and torch installed, found: {error}") from error
+    with contextlib.ExitStack() as stack:
+        folder = _folder(path, checkpoint, stack, spec)
+        logging = transformers.utils.logging
+        bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        stack.callback(logging.set_verbosity, verbosity)
+        stack.callback(logging.enable_progress_bar if bar else logging.disable_progress_bar)
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        stack.enter_context(torch_as_found())
+
+        def load() -> Any:
+            return transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                dtype=getattr(torch, options.get("dtype", DTYPES[0])),
+                attn_implementation=options.get("attn", ATTENTIONS[0]),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+
+        (model, report), _ = guarded(spec, load)
+        for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
+            if found := report.get(fault):
+                raise CandidateError(
+                    f"candidate {spec}: expected all parameters in {path or checkpoint.source}, "
+                    f"found {fault.replace('_', ' ')}: {', '.join(map(str, sorted(found, key=str)[:4]))[:300]}"
+                )
+        model = guarded(spec, lambda: model.eval().to(options.get("device", "cpu")))[0]
+    candidate = HuggingFaceCandidate(model, checkpoint.config, name_map, spec)
+    if unexpected := report.get("unexpected_keys"):
+        candidate.notes.append(f"transformers did not use {len(unexpected)} of the stored tensors")
+    return candidate
+
+
+def parse_options(text: str, known: Mapping[str, tuple[str, ...] | None], spec: str) -> tuple[str, dict[str, str]]:
+    """ "PATH?key=value&key=value" as path and options. known: the keys, with their values where these are few."""
+    match = re.fullmatch(r"(?s)(.*?)\?((?:[a-z]+=[^&?=]*)(?:&[a-z]+=[^&?=]*)*)", text)
+    if match is None:
+        return text, {}
+    options: dict[str, str] = {}
+    for pair in match[2].split("&"):
+        key, _, value = pair.partition("=")
+        if key not in known or key in options:
+            raise CandidateError(f"candidate {spec}: expected the options {', '.join(known)} once, found {key!r}")
+        values = known[key]
+        if values is not None and value not in values:
+            raise CandidateError(f"candidate {spec}: {key}: expected one of {', '.join(values)}, found {value!r}")
+        options[key] = value
+    return match[1], options
+
+
+def _folder(path: str, checkpoint: Checkpoint, stack: contextlib.ExitStack, spec: str) -> Path:
+    """A folder that transformers reads: the one named, or one written for the time being. Its files are sound."""
+    try:
+        if os.path.isdir(path) and read_json(inside(Path(path), "config.json")).get("format") != FORMAT:
+            folder = Path(path)
+        else:
+            wanted = open_checkpoint(path) if path else checkpoint
+            folder = Path(wanted.source)
+            if wanted.format != "huggingface" or wanted.source in shipped_models() or not folder.is_dir():
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samelogits-"))) / "model"
+                save_checkpoint(wanted, folder, "huggingface")
+        for file in sorted(folder.glob("*.safetensors")):
+            SafetensorsFile(inside(folder, file.name))  # transformers' own parser takes what it should not
+    except SamelogitsError as error:
+        raise CandidateError(f"candidate {spec}: {error}") from error
+    return folder

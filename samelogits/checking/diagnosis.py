@@ -1,0 +1,230 @@
+"""Naming the mistake: the reference is run again with each known one, to see which makes the candidate match."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from samelogits.checking.catalogue import CATALOGUE, Mistake
+from samelogits.checking.judge import Judge, Plant
+from samelogits.checking.report import Cause
+from samelogits.checking.scores import Score, Spread
+from samelogits.checking.variant import Place, Variant
+
+Array = np.ndarray
+KEPT = 12  # mistakes that are rerun with noise, of all that were rerun without
+BEAM = 8  # mistakes that are tried together with every other
+SIZE = 2.0  # factor within which an error has the size of the rounding that is said to have made it
+PENALTY = 0.1  # of surprise, for each mistake beyond the first
+SHOWN = 6  # causes that a report lists
+CLEARER = 0.9  # a mistake is worth a rerun with noise if it leaves less than this share of the error
+SAME = 1e-4  # two mistakes that leave the same error at every tap, to this share, are one function on this input
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Mistakes planted together, and where. error: what remains, as a share of the limit, with the honest noise."""
+
+    mistakes: tuple[Mistake, ...]
+    places: tuple[Place, ...] | None
+    error: float = np.inf
+    taps: Mapping[str, float] = field(default_factory=dict)
+
+    def plant(self, variant: Variant) -> None:
+        """All of them, in the order of their codes."""
+        everywhere = variant.places
+        for mistake in self.mistakes:
+            variant.places = list(everywhere) if mistake.local or self.places is None else variant.all_places
+            mistake.plant(variant)
+            variant.places = everywhere
+
+    @property
+    def code(self) -> str:
+        return " + ".join(mistake.code for mistake in self.mistakes)
+
+
+class Diagnosis:
+    """The search for the mistake that explains a candidate's failing taps.
+
+    judge: compares. honest: noise of the reference itself. local: whether those are local. failing: taps outside their
+    bound, in data-flow order. catalogue: mistakes to try. seconds: after which no new rerun begins.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        honest: Mapping[str, Spread],
+        scores: Mapping[str, Score],
+        local: bool,
+        catalogue: Iterable[Mistake] = tuple(CATALOGUE.values()),
+        seconds: float = 120.0,
+        progress: Callable[[str], None] = lambda text: None,
+    ):
+        self.judge, self.honest, self.scores, self.local = judge, honest, scores, local
+        self.progress = progress
+        self.ends = time.monotonic() + seconds
+        config = judge.config
+        self.catalogue = [m for m in catalogue if m.stage == "forward" and m.applies(config)]
+        self.failing = [name for name in honest if scores[name].share > 1]
+        self.places = self._places()
+        self.window = self._window()
+
+    def _places(self) -> tuple[Place, ...] | None:
+        """Where the candidate is off: None for every layer, or for anywhere when only logits tell."""
+        found = dict.fromkeys(place_of(name) for name in self.failing)
+        everywhere = set(range(self.judge.config.n_layers)) <= set(found)
+        return tuple(found) if self.local and not everywhere else None
+
+    def _window(self) -> list[Place] | None:
+        """The places that are run: those that fail, the first two and the last of them in a deep model."""
+        if not self.local or self.judge.config.n_layers <= 4:
+            return None
+        found = list(dict.fromkeys(place_of(name) for name in self.failing))
+        layers = [place for place in found if isinstance(place, int)]
+        chosen = layers if len(layers) <= 3 else [*layers[:2], layers[-1]]
+        quiet = next((i for i in range(self.judge.config.n_layers) if i not in layers), None)
+        return [*[p for p in found if not isinstance(p, int)], *chosen, *([] if quiet is None else [quiet])]
+
+    def run(self) -> list[Cause]:
+        """Causes, the best first: those that explain everything, then the nearest."""
+        if not self.failing:
+            return []
+        every = [Suspect((m,), places) for m in self.catalogue for places in self._choices(m)]
+        singles = self._rank(every)
+        best = self._confirm([*singles[:KEPT], *self._rounding(every, singles[:KEPT])])
+        if not any(cause.explains for cause in best) and not self.local:
+            layers = range(self.judge.config.n_layers)
+            alone = [Suspect((m,), (i,)) for m in self.catalogue if m.local for i in layers]
+            if self.judge.config.n_layers > 1:
+                best += self._confirm(self._rank(alone)[:KEPT])
+        if not any(cause.explains for cause in best):
+            best += self._confirm(self._pairs(singles)[:KEPT])
+        best.sort(key=lambda cause: (not cause.explains, cause.surprise + PENALTY * cause.code.count("+")))
+        return best[:SHOWN]
+
+    def _rounding(self, every: Sequence[Suspect], chosen: Sequence[Suspect]) -> list[Suspect]:
+        """Mistakes that are rounding leave no less of the error when their own digits fall otherwise: only their noise
+        tells. Where inputs are known their digits are too."""
+        known = {suspect.code for suspect in chosen}
+        return [] if self.local else [s for s in every if s.mistakes[0].rounding and s.code not in known]
+
+    def _choices(self, mistake: Mistake) -> list[tuple[Place, ...] | None]:
+        """A mistake may be where taps fail, or everywhere, and show only there."""
+        if not mistake.local or self.places is None:
+            return [None]
+        return [self.places] if len(self.places) == 1 else [self.places, None]
+
+    def _rank(self, suspects: Sequence[Suspect]) -> list[Suspect]:
+        """The suspects that leave less of the error than the reference does, the best first, by reruns without noise."""
+        before = self._remaining({name: spread.reference for name, spread in self.honest.items()})
+        found = []
+        for i, suspect in enumerate(suspects):
+            if time.monotonic() > self.ends:
+                break
+            self.progress(f"diagnosis: {suspect.code} ({i + 1} of {len(suspects)})")
+            try:
+                with np.errstate(all="ignore"):
+                    variant = self.judge.variant(suspect.plant, suspect.places)
+                    taps = self._remaining(self.judge.values(variant, self.local, self.window))
+            except ValueError:
+                continue  # two mistakes that exclude each other: the shapes don't fit
+            error = self._pool(taps)
+            if error < CLEARER * self._pool({name: before[name] for name in taps}):
+                found.append(Suspect(suspect.mistakes, suspect.places, error, taps))
+        return sorted(found, key=lambda suspect: suspect.error)
+
+    def _remaining(self, values: Mapping[str, Array]) -> dict[str, float]:
+        """What remains of the error at each tap that was run, in units of the honest noise."""
+        found = {}
+        for name, spread in self.honest.items():
+            if name in values and values[name].shape == spread.reference.shape:
+                moved = spread.moved(values[name])
+                found[name] = moved.judge(np.asarray(self.judge.taps[name], np.float64)).whole
+        return found
+
+    def _pool(self, taps: Mapping[str, float]) -> float:
+        """One figure for all taps: the sum of the logarithms of what exceeds the noise, so that no tap drowns others."""
+        return float(sum(np.log1p(min(error, 1e30) ** 2) for error in taps.values()))
+
+    def _confirm(self, suspects: Sequence[Suspect]) -> list[Cause]:
+        """The suspects rerun with their own noise."""
+        causes: list[tuple[Suspect, Cause]] = []
+        for suspect in suspects:
+            if time.monotonic() > self.ends and causes:
+                break
+            twin = next((i for i, (other, _) in enumerate(causes) if _alike(other, suspect)), None)
+            if twin is not None:
+                kept, cause = causes[twin]
+                causes[twin] = kept, _with_twin(cause, suspect.code)
+                continue
+            self.progress(f"diagnosis: {suspect.code} with noise")
+            causes.append((suspect, self._judge(suspect)))
+        return [cause for _, cause in causes]
+
+    def _judge(self, suspect: Suspect) -> Cause:
+        with np.errstate(all="ignore"):
+            spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=4)
+            scores = self.judge.scores(spreads)
+        share = max((score.share for score in scores.values()), default=np.inf)
+        if any(mistake.rounding for mistake in suspect.mistakes) and not self._has_size(spreads):
+            share = np.inf
+        return Cause(
+            code=suspect.code,
+            title="; and ".join(mistake.title for mistake in suspect.mistakes),
+            places="all layers" if suspect.places is None else describe_places(suspect.places),
+            share=share,
+            surprise=sum(score.surprise for score in scores.values()),
+            explanation="\n\n".join(mistake.explanation for mistake in suspect.mistakes),
+            reruns={name: score.share for name, score in scores.items()},
+        )
+
+    def _has_size(self, spreads: Mapping[str, Spread]) -> bool:
+        """Whether the candidate is as far from the reference as the variant is, at the taps that fail. Rounding that is
+        coarser than the error would hide it in its own noise."""
+        sizes = []
+        for name in self.failing:
+            if name in spreads:
+                honest = self.honest[name]
+                found, made = (
+                    np.square(np.where(honest.real, np.asarray(array, np.float64) - honest.reference, 0)).sum()
+                    for array in (self.judge.taps[name], spreads[name].reference)
+                )
+                sizes.append(np.sqrt(found / made) if made else np.inf)
+        return bool(sizes) and 1 / SIZE <= float(np.median(sizes)) <= SIZE
+
+    def _pairs(self, singles: Sequence[Suspect]) -> list[Suspect]:
+        """Two mistakes at once: with taps, one for each group of failing taps; with logits alone, the best with each."""
+        seeds = [suspect for suspect in singles[:BEAM]]
+        pairs = {}
+        for seed in seeds:
+            for mistake in self.catalogue:
+                if mistake.code != seed.mistakes[0].code:
+                    both = tuple(sorted((seed.mistakes[0], mistake), key=lambda m: m.code))
+                    pairs[tuple(m.code for m in both)] = Suspect(both, seed.places)
+        return self._rank(list(pairs.values()))
+
+
+def place_of(name: str) -> Place:
+    """Where a tap is computed."""
+    if name.startswith("layers."):
+        return int(name.split(".")[1])
+    return "head" if name == "logits" else "stack"
+
+
+def describe_places(places: Iterable[Place]) -> str:
+    """Layers in words."""
+    listed = [str(place) for place in places]
+    return f"layer{'s' if len(listed) > 1 else ''} {', '.join(listed)}"
+
+
+def _alike(a: Suspect, b: Suspect) -> bool:
+    """Whether two suspects leave the same error at every tap."""
+    same = a.taps.keys() == b.taps.keys() and a.places == b.places
+    return same and all(abs(a.taps[name] - b.taps[name]) <= SAME * (1 + a.taps[name]) for name in a.taps)
+
+
+def _with_twin(cause: Cause, code: str) -> Cause:
+    return replace(cause, same_as=(*cause.same_as, code))

@@ -1,0 +1,116 @@
+"""A candidate's activations against the reference, or against the reference with a mistake, in units of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from samelogits.checking.noise import PRECISIONS, disturb
+from samelogits.checking.probe import Probe
+from samelogits.checking.rounding import ROUND
+from samelogits.checking.scores import Score, Spread
+from samelogits.checking.variant import Place, Variant
+from samelogits.config import DecoderConfig
+from samelogits.parameters import norm_names
+
+Array = np.ndarray
+Plant = Callable[[Variant], None]
+RUNS = 8  # with noise
+
+
+def no_mistake(variant: Variant) -> None:
+    """The reference as it is."""
+
+
+class Judge:
+    """Compares one candidate's arrays on one probe.
+
+    parameters: canonical name to float32 or float64 array; they are rounded to the candidate's storage first, since a
+    model that is run in bfloat16 has weights of bfloat16. taps: name to array, the logits among them. precision: a name
+    of PRECISIONS.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        parameters: Mapping[str, Array],
+        probe: Probe,
+        taps: Mapping[str, Array],
+        precision: str,
+    ):
+        round_ = ROUND.get(precision, ROUND["float32"])
+        self.config, self.probe, self.taps = config, probe, taps
+        self.parameters = {name: round_(np.asarray(array, np.float64)) for name, array in parameters.items()}
+        self.precision = PRECISIONS[precision]
+        visible = self.variant().batch.visible_BTS
+        self._visible = (visible & probe.mask_BT[:, :, None])[:, None]
+
+    def variant(self, plant: Plant = no_mistake, places: Iterable[Place] | None = None) -> Variant:
+        """The reference with a mistake in these places (all by default)."""
+        made = Variant(self.config, self.parameters, self.probe, places)
+        plant(made)
+        return made
+
+    def real(self, name: str, array: Array) -> Array:
+        """Which elements of a tap mean something: not padding, not what a query can't see."""
+        if name.endswith((".scores", ".weights")):
+            return np.broadcast_to(self._visible, array.shape)
+        mask_BT = self.probe.mask_BT
+        return np.broadcast_to(mask_BT.reshape(*mask_BT.shape, *[1] * (array.ndim - 2)), array.shape)
+
+    def values(self, variant: Variant, local: bool, window: Iterable[Place] | None = None) -> dict[str, Array]:
+        """What the variant computes at each tap: from its own inputs, or, locally, from the candidate's.
+
+        Locally the candidate's activation takes the place of the computed one wherever it is known, so that each value
+        is one step away from the candidate's own. window: the places that are run (all by default); local only.
+        """
+        found: dict[str, Array] = {}
+        if list(variant.order) != list(range(self.config.n_layers)):
+            local, window = False, None  # a layer that is run twice has no one input
+
+        def keep(name: str, value: Array) -> Array:
+            found[name] = value
+            return np.asarray(self.taps[name], np.float64) if local and name in self.taps else value
+
+        if window is None:
+            variant.run(keep)
+        else:
+            variant.run_window(window, {i: self.taps.get(self.boundary(i)) for i in range(self.config.n_layers)}, keep)
+        return found
+
+    def boundary(self, layer: int) -> str:
+        """The tap that a layer ends with."""
+        last = "residual_out" if self.config.norm_placement == "pre" else norm_names(self.config)[1]
+        return f"layers.{layer}.{last}"
+
+    def spreads(
+        self,
+        plant: Plant = no_mistake,
+        places: Iterable[Place] | None = None,
+        *,
+        local: bool,
+        window: Iterable[Place] | None = None,
+        runs: int = RUNS,
+        each: Callable[[str, Array], Any] = lambda name, error: None,
+    ) -> dict[str, Spread]:
+        """Values and noise of each tap that the candidate has. each: called with the error of every noisy run."""
+        values = self.values(self.variant(plant, places), local, window)
+        found = {
+            name: Spread(value, self.real(name, value), self.precision, not name.endswith(".weights"))
+            for name, value in values.items()
+            if name in self.taps
+        }
+        for seed in range(runs):
+            noisy = self.variant(plant, places)
+            disturb(noisy, self.precision, seed)
+            for name, value in self.values(noisy, local, window).items():
+                if name in found:
+                    found[name].add(value)
+                    each(name, value - found[name].reference)
+        return found
+
+    def scores(self, spreads: Mapping[str, Spread]) -> dict[str, Score]:
+        """The candidate's score at each tap."""
+        return {name: spread.judge(np.asarray(self.taps[name], np.float64)) for name, spread in spreads.items()}

@@ -1,0 +1,265 @@
+"""What all views say, in the same words: the one place where the result object is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samelogits.checking.report import (
+    CandidateResult,
+    Cause,
+    LogitStatistics,
+    OperationCard,
+    Report,
+    StageResult,
+    TapResult,
+    Undecided,
+)
+from samelogits.report.words import (
+    OPERATIONS,
+    counted,
+    element_words,
+    limits,
+    one_line,
+    source_place,
+    split_tap,
+    tap_words,
+)
+
+MEANINGS = {
+    "same bits": "Every number that was compared is the same, bit for bit.",
+    "same function": "All differences are as small as rounding makes them.",
+    "different function": "At least one difference is larger than rounding can explain.",
+    "not proven": "No difference larger than rounding was seen, but this run can't prove that there is none.",
+}
+
+
+@dataclass(frozen=True)
+class TapView:
+    """A tap as it is shown. accumulated, added: shares of the limit, with all that came before, and from this
+    operation alone; None where that isn't known."""
+
+    name: str
+    layer: int | None
+    operation: str
+    meaning: str
+    accumulated: float
+    added: float | None
+    share: float
+    inside: bool
+    element: str
+    raw: TapResult
+
+    @property
+    def adds(self) -> bool:
+        """Whether this operation alone is outside its limit."""
+        return self.added is not None and self.added > 1
+
+    @property
+    def title(self) -> str:
+        """Name and both errors, on one line."""
+        return f"{self.name}: accumulated {limits(self.accumulated)}, added here {limits(self.added)}"
+
+
+@dataclass(frozen=True)
+class View:
+    """A report in words. first: the first tap outside its limit. where: the same in words, also where the taps around
+    it are missing. place: file and line of the candidate's source there."""
+
+    report: Report
+    verdict: str
+    meaning: str
+    source: str
+    name: str
+    precision: str
+    bound: str
+    coverage: str
+    reasons: list[str]
+    first: TapView | None
+    where: str
+    blame: str
+    cause: str
+    place: tuple[str, int] | None
+    taps: list[TapView] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    undecided: list[Undecided] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unmapped: list[str] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)
+    logits: LogitStatistics | None = None
+    card: OperationCard | None = None
+    spread: str = ""
+    repeat: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict in ("same bits", "same function")
+
+    @property
+    def stages(self) -> list[StageResult]:
+        return self.report.stages
+
+    @property
+    def has_candidate(self) -> bool:
+        return self.report.candidate is not None
+
+    @property
+    def outside(self) -> list[TapView]:
+        """Taps outside their limit."""
+        return [tap for tap in self.taps if not tap.inside]
+
+    @property
+    def adding(self) -> list[TapView]:
+        """Taps whose own operation is outside its limit."""
+        return [tap for tap in self.taps if tap.adds]
+
+    @property
+    def headline(self) -> str:
+        """The verdict as a sentence about what was compared."""
+        if not self.has_candidate:
+            subjects = ", ".join(one_line(name) for name in self.report.versions) or "the implementations"
+            return f"{subjects} on {self.source}: {self.verdict}"
+        relation = {
+            "same bits": f"is {self.source}, bit for bit",
+            "same function": f"is the same function as {self.source}",
+            "different function": f"is not the same function as {self.source}",
+        }
+        return f"{self.name} {relation.get(self.verdict, f'is not proven to be the same function as {self.source}')}"
+
+    @property
+    def codes(self) -> list[str]:
+        """Codes of the mistakes that explain everything, or of the nearest one."""
+        return codes_of(self.causes[0]) if self.causes else []
+
+
+def view(report: Report, root: Path | None = None) -> View:
+    """The report in words. root: the folder that source files are named from (default: the working directory)."""
+    candidate = report.candidate
+    source, verdict = one_line(report.source, 120), report.verdict
+    reasons = [one_line(doubt, 400) for doubt in report.doubts]
+    reasons += [f"nothing was compared in float64 for {one_line(name)}" for name in report.unproven]
+    if candidate is None:
+        found = report.first_divergence
+        where = f"{tap_words(found)} ({one_line(report.diverging or '')})" if found else ""
+        return View(
+            report, verdict, MEANINGS[verdict], source, "", "", "", one_line(report.coverage, 600), reasons, None,
+            where, "", "", None,
+        )  # fmt: skip
+    taps = [_tap(tap) for tap in candidate.taps]
+    first = next((tap for tap in taps if tap.raw.name == report.first_divergence), None)
+    first = first or next((tap for tap in taps if not tap.inside), None)
+    different = verdict == "different function"
+    card = candidate.card
+    return View(
+        report=report,
+        verdict=verdict,
+        meaning=MEANINGS[verdict],
+        source=source,
+        name=one_line(candidate.name, 120),
+        precision=one_line(candidate.precision),
+        bound=one_line(candidate.bound, 600),
+        coverage=_coverage(candidate),
+        reasons=reasons,
+        first=first,
+        where=_where(candidate, first) if different else "",
+        blame=_blame(taps, first) if different else "",
+        cause=_cause(candidate.causes) if different else "",
+        place=None if card is None else source_place(card.candidate_place, root),
+        taps=taps,
+        causes=candidate.causes,
+        undecided=candidate.undecided,
+        missing=[one_line(name) for name in candidate.missing],
+        unmapped=[one_line(name) for name in candidate.unmapped],
+        weights=candidate.weights,
+        logits=candidate.logits,
+        card=card,
+        spread=one_line(candidate.spread, 400),
+        repeat=one_line(candidate.repeat, 1000),
+    )
+
+
+def codes_of(cause: Cause) -> list[str]:
+    """The codes of a cause, which may be two mistakes together."""
+    return re.findall(r"SL\d+", cause.code)
+
+
+def fit_words(cause: Cause) -> str:
+    """How well a cause explains the difference."""
+    return f"explains everything: {limits(cause.share)}" if cause.explains else f"leaves {limits(cause.share)}"
+
+
+def operation_words(name: str) -> str:
+    """What a tap holds, in words; empty for one that isn't known."""
+    return OPERATIONS.get(split_tap(name)[1], "")
+
+
+def accumulated_before(taps: list[TapView], tap: TapView) -> TapView | None:
+    """The tap before this one, in data-flow order."""
+    i = next((i for i, other in enumerate(taps) if other is tap), 0)
+    return taps[i - 1] if i else None
+
+
+def _tap(tap: TapResult) -> TapView:
+    layer, operation = split_tap(tap.name)
+    accumulated = _known(tap.cumulative.share)
+    added = None if tap.local is None else _known(tap.local.share)
+    share = max(accumulated, added or 0.0)
+    return TapView(
+        name=one_line(tap.name),
+        layer=layer,
+        operation=one_line(operation),
+        meaning=operation_words(tap.name),
+        accumulated=accumulated,
+        added=added,
+        share=share,
+        inside=share <= 1,
+        element=element_words(tap.name, tap.place, tap.shape),
+        raw=tap,
+    )
+
+
+def _known(share: float) -> float:
+    """A share that is not a number is infinitely wrong."""
+    return math.inf if math.isnan(share) else share
+
+
+def _coverage(candidate: CandidateResult) -> str:
+    given, missing = len(candidate.taps), len(candidate.missing)
+    text = f"{given:,} of {counted(given + missing, 'activation')} compared"
+    text += f"; {missing:,} not given by the candidate" if missing else "; none is missing"
+    return text + (f"; {counted(len(candidate.unmapped), 'name')} not known" if candidate.unmapped else "")
+
+
+def _where(candidate: CandidateResult, first: TapView | None) -> str:
+    if first is None:
+        return "in what the stages compare; every activation that was given is within its limit"
+    text = ", ".join(filter(None, (tap_words(first.raw.name), first.element)))
+    if candidate.interval:
+        start, end = map(one_line, candidate.interval)
+        text += f" (somewhere after {start}, up to {end}: the activations between were not given)"
+    return text
+
+
+def _blame(taps: list[TapView], first: TapView | None) -> str:
+    """Whether the first diverging operation makes the error or inherits it."""
+    if first is None:
+        return ""
+    before = accumulated_before(taps, first)
+    if first.added is None:
+        return "How much of it this operation adds isn't known: its inputs were not given."
+    if first.adds:
+        clean = before is None or before.inside
+        return "This operation makes the error" + (": what it reads is within its limit." if clean else " itself.")
+    return "No operation alone makes it: rounding-sized errors of those before add up to more than they should."
+
+
+def _cause(causes: list[Cause]) -> str:
+    if not causes:
+        return "No mistake of the catalogue comes near: the operation itself has to be read."
+    best = causes[0]
+    title, places = one_line(best.title, 300), one_line(best.places)
+    if best.explains:
+        return f"{title} ({places}). With this mistake the reference gives what the candidate gives."
+    return f"No known mistake explains all of it. Nearest: {title} ({places}), which leaves {limits(best.share)}."

@@ -1,0 +1,154 @@
+"""Numbers, names and places in words, and text from outside made harmless."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+NAME_LENGTH = 200
+OPERATIONS = {
+    "embed_tokens": "the token's row of the embedding",
+    "embed_positions": "the position's row",
+    "embedded": "what the first layer reads",
+    "input_layernorm": "the norm before attention",
+    "post_attention_layernorm": "the norm around attention and feed-forward layer",
+    "post_feedforward_layernorm": "the norm after the feed-forward layer",
+    "self_attn.q": "queries",
+    "self_attn.k": "keys",
+    "self_attn.v": "values",
+    "self_attn.q_rotated": "queries after rotary positions",
+    "self_attn.k_rotated": "keys after rotary positions",
+    "self_attn.scores": "scaled scores, before the mask",
+    "self_attn.weights": "attention weights, after mask and softmax",
+    "self_attn.mixed": "values mixed by the weights, heads joined",
+    "self_attn.output": "attention's output product",
+    "residual_mid": "the residual sum after attention",
+    "mlp.gate": "the feed-forward layer's gate product",
+    "mlp.up": "the feed-forward layer's up product",
+    "mlp.activated": "the activation function's result, times up where there is a gate",
+    "mlp.output": "the feed-forward layer's down product",
+    "residual_out": "the residual sum after the feed-forward layer",
+    "norm": "the final norm",
+    "logits": "the output head",
+}
+_BY_HEAD = ("q", "k", "v", "q_rotated", "k_rotated")
+
+
+def one_line(text: object, length: int = NAME_LENGTH) -> str:
+    """Text from outside on one line: what can't be printed as an escape (controls, line ends, changes of direction),
+    the middle of what is too long left out."""
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    if len(safe) <= length:
+        return safe
+    half = (length - 5) // 2
+    return f"{safe[:half]} ... {safe[-half:]}"
+
+
+def block(text: str, lines: int = 200, width: int = 240) -> str:
+    """Source text from outside: its line ends stay, and what can't be printed becomes an escape."""
+    found = text.expandtabs(4).splitlines()
+    more = [f"... {len(found) - lines} more lines"] if len(found) > lines else []
+    return "\n".join([one_line(line, width) for line in found[:lines]] + more)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A short number: 0.04, 2.5, 310, 2.3e6, infinite, not a number."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinite"
+    size = abs(value)
+    if size >= 1e5 or 0 < size < 1e-4:
+        mantissa, _, exponent = f"{value:.{max(1, digits - 2)}e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def limits(share: float | None) -> str:
+    """A share of the limit, in words."""
+    return (
+        "not known" if share is None else f"{number(share)} of the limit" if share <= 1 else f"{number(share)} limits"
+    )
+
+
+def value(found: float) -> str:
+    """An element of an array."""
+    return f"{found:.9g}" if math.isfinite(found) else str(found)
+
+
+def split_tap(name: str) -> tuple[int | None, str]:
+    """A tap's layer, None outside of layers, and its operation."""
+    first, _, rest = name.partition(".")
+    index, _, operation = rest.partition(".")
+    if first == "layers" and index.isascii() and index.isdigit() and len(index) < 6 and operation:
+        return int(index), operation
+    return None, name
+
+
+def tap_words(name: str) -> str:
+    """ "layer 3, mlp.activated"."""
+    layer, operation = split_tap(name)
+    return one_line(operation if layer is None else f"layer {layer}, {operation}")
+
+
+def element_words(name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+    """ "token 17, element 40": the index of an element in words; the row only where there is more than one."""
+    if not place:
+        return ""
+    kind = name.rpartition(".")[2]
+    axes: tuple[str, ...] = ("row", "token", "element")
+    if kind in _BY_HEAD:
+        axes = ("row", "token", "head", "element")
+    elif kind in ("scores", "weights"):
+        axes = ("row", "head", "query token", "key token")
+    elif kind == "logits":
+        axes = ("row", "token", "vocabulary id")
+    if len(place) > len(axes) or len(place) != len(shape or place):
+        return "index " + ", ".join(map(str, place))
+    parts = [f"{axis} {index}" for axis, index in zip(axes, place, strict=False)]
+    return ", ".join(parts[1:] if shape and shape[0] == 1 and len(parts) > 1 else parts)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """ "0 to 3, 7": whole numbers in order, runs of them joined."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs)
+
+
+def grouped(names: Iterable[str]) -> list[str]:
+    """Tap names in short: "layers 0 to 29: self_attn.scores, self_attn.weights"."""
+    layers: dict[str, set[int]] = {}
+    for name in names:
+        layer, operation = split_tap(name)
+        layers.setdefault(one_line(operation), set()).update(() if layer is None else (layer,))
+    alike: dict[str, list[str]] = {}
+    for operation, found in layers.items():
+        alike.setdefault(ranges(found), []).append(operation)
+    heads = {where: f"layer{'' if where.isdigit() else 's'} {where}: " if where else "" for where in alike}
+    return [heads[where] + ", ".join(operations) for where, operations in alike.items()]
+
+
+def source_place(place: str, root: Path | None = None) -> tuple[str, int] | None:
+    """ "file:line" as a path, relative to root (the working directory by default) where it lies there, and a line."""
+    path, _, line = place.rpartition(":")
+    if not path or not (line.isascii() and line.isdigit()) or len(line) > 9 or "\0" in path:
+        return None
+    base = Path.cwd() if root is None else root
+    try:
+        path = Path(path).relative_to(base).as_posix() if Path(path).is_absolute() else Path(path).as_posix()
+    except ValueError:
+        path = Path(path).as_posix()
+    return path, max(1, int(line))
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 tap", "2 taps"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
