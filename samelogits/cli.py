@@ -11,19 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 
 import samelogits
 from samelogits.backend import ARITHMETICS, DTYPES, Model, backend_names
+from samelogits.check_commands import add_commands
 from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
 from samelogits.checkpoints.atomic import atomic_file, check_directory, check_file
 from samelogits.errors import InputError, SamelogitsError
 from samelogits.exactness import check_fingerprint
 
 DEFAULT_MODEL = "shakespeare"
-SAME, DIFFERENT, BAD_INPUT, NOT_PROVEN, FAULT = 0, 1, 2, 3, 70
+SAME, DIFFERENT, BAD_INPUT, FAULT = 0, 1, 2, 70
 
 MODEL_HELP = (
     "a Hugging Face or canonical folder, a .gguf file, hf://owner/name, random:<preset>, or a shipped model "
@@ -64,32 +66,6 @@ def _say(text: str) -> None:
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _check(options: argparse.Namespace) -> int:
-    from samelogits.checking.check import check
-
-    if options.json:
-        check_file(Path(options.json), overwrite=True)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and JAX may share a device's memory
-    checkpoint = open_checkpoint(options.model)
-    progress = _progress()
-    report = check(
-        checkpoint,
-        backends=options.backends,
-        tokens=None if options.tokens is None and options.prompt is None else _tokens(options, checkpoint),
-        dtypes=options.dtypes or ("float64", "float32"),
-        device=options.device,
-        steps=options.steps,
-        exact=not options.no_exact,
-        progress=progress,
-    )
-    progress("")
-    if options.json:
-        with atomic_file(Path(options.json), overwrite=True) as file:
-            file.write(report.to_json().encode())
-    _say(report.to_text())
-    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
 
 
 def _logits(options: argparse.Namespace) -> int:
@@ -310,20 +286,10 @@ def _parser() -> argparse.ArgumentParser:
             help="exact: the same bits everywhere (docs/exact-arithmetic.md)",
         )
 
-    check = command(
-        "check",
-        _check,
-        "run the implementations on the same weights and compare all they compute",
-        "check --json report.json",
+    helpers = SimpleNamespace(
+        say=_say, tokens=_tokens, progress=_progress, names=_names, count=_count, add_input=add_input
     )
-    check.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default {DEFAULT_MODEL})")
-    check.add_argument("--backends", type=_names, metavar="A,B", help="which to compare (default: all installed)")
-    check.add_argument("--dtypes", type=_names, metavar="A,B", help="default float64,float32")
-    check.add_argument("--device", help="for the backends that have it; the others run on their first")
-    check.add_argument("--steps", type=_count, default=10, help="AdamW steps (default 10)")
-    check.add_argument("--no-exact", action="store_true", help="leave exact arithmetic out (12 bytes a weight)")
-    check.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    add_input(check)
+    add_commands(command, MODEL_HELP, DEFAULT_MODEL, helpers)
 
     logits = command(
         "logits",

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from numpy_reference import native
-from samelogits.batch import prepare
 from samelogits.checking.candidates.candidate import Candidate, Output, check_output
 from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.diagnosis import Diagnosis, describe_places, place_of
 from samelogits.checking.judge import RUNS, Judge
-from samelogits.checking.measures import compare
+from samelogits.checking.later import later_stages
+from samelogits.checking.measures import UNIT_ROUNDOFF, compare
 from samelogits.checking.noise import PRECISIONS
-from samelogits.checking.probe import Probe
-from samelogits.checking.report import CandidateResult, LogitStatistics, OperationCard, TapResult, Undecided
+from samelogits.checking.probe import Probe, make_probe
+from samelogits.checking.report import (
+    CandidateResult,
+    LogitStatistics,
+    OperationCard,
+    Report,
+    StageResult,
+    TapResult,
+    Undecided,
+)
 from samelogits.checking.rounding import ROUND
-from samelogits.checking.scores import ROW_LIMIT, WHOLE_LIMIT, Score
+from samelogits.checking.scores import ROW_LIMIT, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.sensitivity import try_all
 from samelogits.checking.variant import Place
 from samelogits.checkpoints import Checkpoint
@@ -31,7 +42,9 @@ from samelogits.taps import tap_names
 Array = np.ndarray
 Progress = Callable[[str], None]
 FLIPS_SHOWN = 20
-SMALL = 20_000_000  # weights of a model whose every layer is searched
+LENGTH = 48  # tokens of a row of the probe
+FEWEST = 8  # real tokens, for a pass
+UNDECIDED = 0.2  # share of the known mistakes that a pass may leave undecided
 OPERATIONS = {
     "q_rotated": "rotate",
     "k_rotated": "rotate",
@@ -46,92 +59,127 @@ OPERATIONS = {
 }
 
 
-@dataclass
-class Comparison:
-    """What comparing left behind: the result, the doubts that keep it from proving anything, and its judge."""
-
-    result: CandidateResult
-    doubts: list[str]
-    judge: Judge
-    output: Output
-
-
-def compare_candidate(
+def check_candidate(
     checkpoint: Checkpoint,
     candidate: Candidate,
-    probe: Probe,
+    tokens: Any = None,
+    attention_mask: Any = None,
     precision: str | None = None,
     catalogue: Mapping[str, Mistake] = CATALOGUE,
     diagnose: bool = True,
     progress: Progress = lambda text: None,
-) -> Comparison:
-    """Compare a candidate's logits and taps with the reference's on a probe.
+) -> Report:
+    """Compare a candidate's logits and taps with the reference's, and name the mistake if they are not the same.
 
-    precision: what the candidate computes in; by default what it says, or else what its arrays show.
-    catalogue: mistakes that a failure is explained by. Raises CandidateError for output that can't be compared.
+    tokens, attention_mask: int [B, T]; by default a recording's own, or a probe of the checker's. precision: what the
+    candidate computes in; by default what it says, or else what its arrays show. catalogue: mistakes by which a failure
+    may be explained. Raises CandidateError for output that can't be compared.
     """
+    started = time.monotonic()
     config = checkpoint.config
+    probe = choose_probe(candidate, config, tokens, attention_mask)
     progress(f"{candidate.name}: logits and taps")
-    output = candidate.run(probe)
-    batch = prepare(config, probe.tokens_BT, probe.mask_BT)
-    output = check_output(output, config, probe, batch, candidate.name)
-    name = precision or candidate.precision or _shown_precision(output)
+    output = check_output(candidate.run(probe), config, probe, candidate.name)
+    name = precision or candidate.precision or shown_precision(output)
     if name not in PRECISIONS:
         raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {name!r}")
     parameters = checkpoint.parameters()
-    judge = Judge(config, {key: parameters[key] for key in parameters}, probe, output.taps, name)
+    parameters = {key: parameters[key] for key in parameters}
+    result = CandidateResult(name=candidate.name, precision=name, bound=_describe_bound(name))
+    report = Report(
+        source=checkpoint.source,
+        config=config.to_dict(),
+        reference="NumPy in float64",
+        tokens_shape=probe.tokens_BT.shape,
+        versions={},
+        devices={},
+        left_out={},
+        candidate=result,
+        environment={"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()},
+    )
+    judge = Judge(config, parameters, probe, output.taps, name)
     local = len(output.taps) > 1
     progress("reference with noise")
-    cumulative_spreads = judge.spreads(local=False)
-    cumulative = judge.scores(cumulative_spreads)
-    local_spreads = judge.spreads(local=True) if local else cumulative_spreads
+    total_spreads = judge.spreads(local=False)
+    total = judge.scores(total_spreads)
+    local_spreads = judge.spreads(local=True) if local else total_spreads
     scores = judge.scores(local_spreads)
-    result = CandidateResult(name=candidate.name, precision=name, bound=_describe_bound(name))
-    given: list[str] = []
     for tap in tap_names(config):
         if tap not in output.taps:
             result.missing.append(tap)
             continue
-        result.taps.append(
-            _tap_result(
-                tap,
-                output.taps[tap],
-                cumulative_spreads[tap].reference,
-                cumulative_spreads[tap].real,
-                cumulative[tap],
-                scores[tap] if local else None,
-                name,
-            )
-        )
-        given.append(tap)
-    result.unmapped = output.unmapped
-    logits, expected = output.logits.astype(np.float64), cumulative_spreads["logits"].reference
-    result.logits = logit_statistics(logits, expected, probe.mask_BT, cumulative["logits"])
-    result.weights = {
-        key: hashlib.sha256(np.ascontiguousarray(parameters[key], np.float32).tobytes()).hexdigest()
-        for key in parameters
-    }
-    doubts = _doubts(result, output, expected, probe)
+        own = scores[tap] if local else None
+        result.taps.append(_tap_result(tap, output.taps[tap], total_spreads[tap], total[tap], own, name))
+    expected = total_spreads["logits"].reference
+    result.unmapped, result.notes = output.unmapped, output.notes
+    result.logits = logit_statistics(output.logits.astype(np.float64), expected, probe.mask_BT, total["logits"])
+    result.weights = {key: _hash(np.asarray(array, np.float32)) for key, array in parameters.items()}
+    report.doubts += _doubts(output, expected, probe, result)
+    report.stages.append(_stage(result, "logits", [tap for tap in result.taps if tap.name == "logits"]))
+    report.stages.append(_stage(result, "taps", [tap for tap in result.taps if tap.name != "logits"]))
     failing = [tap for tap in result.taps if not tap.inside]
-    window = _window(config, local)
     if failing:
-        first = failing[0]
-        result.interval = _interval(first.name, given, config)
-        result.spread = _spread([tap.name for tap in failing if not local or (tap.local and tap.local.share > 1)])
+        by_local = any(score.share > 1 for score in scores.values()) and local
+        first = next(tap for tap in failing if not by_local or (tap.local is not None and tap.local.share > 1))
+        report.first_divergence, report.diverging = first.name, f"{candidate.name} in {name}"
+        off = [tap.name for tap in failing if not by_local or (tap.local is not None and tap.local.share > 1)]
+        result.interval = _interval(first.name, result, config)
+        result.spread = _describe_spread(off)
         result.card = _card(first.name, config, candidate)
         if diagnose:
-            by_local = local and any(score.share > 1 for score in scores.values())
-            spreads, judged = (local_spreads, scores) if by_local else (cumulative_spreads, cumulative)
+            spreads, judged = (local_spreads, scores) if by_local else (total_spreads, total)
             search = Diagnosis(judge, spreads, judged, by_local, catalogue.values(), progress=progress)
             result.causes = search.run()
     elif diagnose:
-        for trial in try_all(judge, local, catalogue.values(), window, progress=progress):
-            m = trial.mistake
-            if trial.present:
-                doubts.append(f"below the bound it looks like {m.code}, {m.title} (alpha {trial.alpha:.2f})")
-            if not trial.decided:
-                result.undecided.append(Undecided(m.code, m.title, trial.reason(name), trial.decided_by(name)))
-    return Comparison(result, doubts, judge, output)
+        _note_undecided(report, judge, local, catalogue, progress)
+    report.stages += later_stages(report, judge, candidate, output, total_spreads, catalogue, progress)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def choose_probe(candidate: Candidate, config: DecoderConfig, tokens: Any, attention_mask: Any) -> Probe:
+    """A recording's own input, the one that was given, or one with padding if the candidate can take it."""
+    if candidate.probe is not None:
+        if tokens is not None:
+            raise CandidateError(f"candidate {candidate.name}: expected no tokens beside a recording's own, found some")
+        return candidate.probe
+    probe = make_probe(config.vocab_size, config.position_limit, tokens, attention_mask, length=LENGTH)
+    if not candidate.takes_mask and not probe.mask_BT.all():
+        if tokens is not None:
+            raise CandidateError(f"candidate {candidate.name}: takes no attention_mask, found tokens with padding")
+        probe = make_probe(config.vocab_size, config.position_limit, probe.tokens_BT)
+    return probe
+
+
+def _note_undecided(
+    report: Report, judge: Judge, local: bool, catalogue: Mapping[str, Mistake], progress: Progress
+) -> None:
+    """What a run inside its bounds could not have shown; a mistake that stands out of the noise all the same."""
+    result = report.candidate
+    assert result is not None
+    window = _window(judge.config, local)
+    trials = try_all(judge, local, catalogue.values(), window, progress=progress)
+    result.tried = len(trials)
+    for trial in trials:
+        m = trial.mistake
+        if trial.present:
+            report.doubts.append(
+                f"below the bound it looks as if it had {m.code}, {m.title}: {trial.alpha:.2f} of its effect"
+            )
+        if not trial.decided:
+            why, how = trial.reason(result.precision), trial.decided_by(result.precision)
+            result.undecided.append(Undecided(m.code, m.title, why, how))
+    if len(result.undecided) > UNDECIDED * len(trials):
+        report.doubts.append(
+            f"{len(result.undecided)} of {len(trials)} known mistakes would not have shown: "
+            f"{_decided_by(result)} would show more of them"
+        )
+
+
+def _decided_by(result: CandidateResult) -> str:
+    """The commonest way to decide what is undecided."""
+    ways = Counter(way for undecided in result.undecided for way in undecided.decided_by.split(", or "))
+    return ways.most_common(1)[0][0]
 
 
 def logit_statistics(found: Array, expected: Array, mask_BT: Array, score: Score) -> LogitStatistics:
@@ -163,26 +211,7 @@ def logit_statistics(found: Array, expected: Array, mask_BT: Array, score: Score
     )
 
 
-def _tap_result(
-    name: str, found: Array, expected: Array, real: Array, total: Score, local: Score | None, precision: str
-) -> TapResult:
-    """The worst element is the one with the largest error among those that mean something."""
-    dtype = precision if precision in ("float64", "bfloat16") else "float32"
-    worst = compare(name, np.where(real, found, 0), np.where(real, expected, 0), dtype)
-    return TapResult(
-        name=name,
-        cumulative=total,
-        local=local,
-        place=worst.place,
-        found=float(found[worst.place]),
-        expected=float(expected[worst.place]),
-        ulps=worst.ulps,
-        shape=found.shape,
-        sha256=hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest(),
-    )
-
-
-def _shown_precision(output: Output) -> str:
+def shown_precision(output: Output) -> str:
     """The narrowest format that holds all that the candidate gave."""
     arrays = list(output.taps.values())
     if all(array.dtype == np.float64 for array in arrays):
@@ -193,6 +222,54 @@ def _shown_precision(output: Output) -> str:
     return "float32"
 
 
+def _tap_result(
+    name: str, found: Array, spread: Spread, total: Score, local: Score | None, precision: str
+) -> TapResult:
+    """The element shown is the one with the largest error among those that mean something."""
+    dtype = precision if precision in UNIT_ROUNDOFF else "float32"
+    real, expected = spread.real, spread.reference
+    worst = compare(name, np.where(real, found, 0), np.where(real, expected, 0), dtype)
+    return TapResult(
+        name=name,
+        cumulative=total,
+        local=local,
+        place=worst.place,
+        found=float(found[worst.place]),
+        expected=float(expected[worst.place]),
+        ulps=worst.ulps,
+        shape=found.shape,
+        sha256=_hash(found),
+    )
+
+
+def _hash(array: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _stage(result: CandidateResult, stage: str, taps: Sequence[TapResult]) -> StageResult:
+    """The worst of some taps as one stage."""
+    if not taps:
+        return StageResult(result.precision, stage, result.name, "skipped", reason="the candidate gave none")
+    worst = max(taps, key=lambda tap: tap.share)
+    logits = result.logits if stage == "logits" else None
+    return StageResult(
+        dtype=result.precision,
+        stage=stage,
+        backend=result.name,
+        verdict="same" if worst.inside else "different",
+        error=abs(worst.found - worst.expected) if np.isfinite(worst.found) else np.inf,
+        relative=worst.share,
+        ulps=worst.ulps,
+        limit=1.0,
+        where=worst.name,
+        place=worst.place,
+        compared=len(taps),
+        top1=logits.top1 if logits else None,
+        near_ties=logits.near_ties if logits else None,
+        positions=logits.positions if logits else None,
+    )
+
+
 def _describe_bound(precision: str) -> str:
     return (
         f"Monte Carlo arithmetic: {RUNS} float64 runs with random rounding errors of {precision}; a tap is off when its "
@@ -200,7 +277,7 @@ def _describe_bound(precision: str) -> str:
     )
 
 
-def _doubts(result: CandidateResult, output: Output, expected: Array, probe: Probe) -> list[str]:
+def _doubts(output: Output, expected: Array, probe: Probe, result: CandidateResult) -> list[str]:
     """What keeps a pass from being earned."""
     found = []
     logits = output.logits
@@ -210,21 +287,23 @@ def _doubts(result: CandidateResult, output: Output, expected: Array, probe: Pro
         found.append("the reference's logits are all equal: nothing could differ")
     if np.isfinite(logits).all() and logits.size and np.ptp(logits[probe.mask_BT]) == 0:
         found.append("the candidate's logits are all equal")
-    if probe.mask_BT.sum() < 2:
-        found.append("fewer than two real tokens were compared")
+    if probe.mask_BT.sum() < FEWEST:
+        found.append(f"{probe.mask_BT.sum()} real tokens were compared: fewer than {FEWEST} show too little")
+    if all(tap.cumulative.error == 0 for tap in result.taps):
+        found.append("every value equals the reference's to the last bit: both sides seem to be one program")
     return found
 
 
-def _interval(first: str, given: list[str], config: DecoderConfig) -> tuple[str, str] | None:
+def _interval(first: str, result: CandidateResult, config: DecoderConfig) -> tuple[str, str] | None:
     """The last known tap before the first that is off, and that one, if taps between are missing."""
     names = tap_names(config)
-    before = [name for name in given if names.index(name) < names.index(first)]
+    before = [tap.name for tap in result.taps if names.index(tap.name) < names.index(first)]
     start = before[-1] if before else "tokens"
     between = names.index(first) - (names.index(start) if before else -1)
     return (start, first) if between > 1 else None
 
 
-def _spread(failing: list[str]) -> str:
+def _describe_spread(failing: list[str]) -> str:
     places = list(dict.fromkeys(place_of(name) for name in failing))
     layers = [place for place in places if isinstance(place, int)]
     words = [describe_places(layers)] if layers else []

@@ -52,16 +52,33 @@ def check(
     steps: int = 10,
     exact: bool = True,
     progress: Progress = lambda text: None,
+    candidate: Any = None,
+    name_map: Any = None,
+    precision: str | None = None,
+    diagnose: bool = True,
 ) -> Report:
-    """Compare backends on a checkpoint: logits, taps, loss, gradients, AdamW steps, cached generation, exact bits.
+    """Compare a candidate with the reference; without one, backends: logits, taps, loss, gradients, AdamW steps, cached
+    generation, exact bits.
 
     The reference is NumPy in float64. In float64 honest noise is about 1e-13 and the smallest mistake known about 1e-7,
     so float64 decides whether the functions are the same; float32 shows what a user would see.
     backends: names (default: all installed). tokens: int [B, T] (default: a probe of two rows, one padded).
     steps: AdamW steps. exact: whether to compare exact arithmetic too, bit for bit.
     progress: called with a line before each piece of work. Raises SamelogitsError for bad input.
+
+    candidate: anything that may be the same function: a callable tokens -> logits, or tokens -> (logits, taps), a
+    PyTorch or NNX module, "module:name", "hf:", a recording (samelogits.checking.candidates.FORMS). name_map: of its
+    activations. precision: what it computes in. diagnose: whether to look for the cause of a difference.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    if candidate is not None:
+        from samelogits.checking.against import check_candidate
+        from samelogits.checking.candidates import open_candidate
+
+        opened = open_candidate(candidate, checkpoint, name_map, precision)
+        return check_candidate(
+            checkpoint, opened, tokens, attention_mask, precision, diagnose=diagnose, progress=progress
+        )
     left_out = absent_backends() if backends is None else {}
     names = [name for name in backend_names() if name not in left_out] if backends is None else list(backends)
     found = {backend.name: backend for backend in map(get_backend, names)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from samelogits.checking.catalogue import CATALOGUE, Mistake
-from samelogits.checking.judge import Judge, Plant
+from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.report import Cause
 from samelogits.checking.scores import Score, Spread
 from samelogits.checking.variant import Place, Variant
@@ -18,7 +18,8 @@ Array = np.ndarray
 KEPT = 12  # mistakes that are rerun with noise, of all that were rerun without
 BEAM = 8  # mistakes that are tried together with every other
 SIZE = 2.0  # factor within which an error has the size of the rounding that is said to have made it
-PENALTY = 0.1  # of surprise, for each mistake beyond the first
+PENALTY = 0.05  # of surprise at each tap, for each mistake beyond the first
+NEARLY = 2.0  # of the limit: a single mistake that leaves less is not helped by a second
 SHOWN = 6  # causes that a report lists
 CLEARER = 0.9  # a mistake is worth a rerun with noise if it leaves less than this share of the error
 SAME = 1e-4  # two mistakes that leave the same error at every tap, to this share, are one function on this input
@@ -80,7 +81,7 @@ class Diagnosis:
 
     def _window(self) -> list[Place] | None:
         """The places that are run: those that fail, the first two and the last of them in a deep model."""
-        if not self.local or self.judge.config.n_layers <= 4:
+        if not self.local or self.places is None and self.judge.config.n_layers <= 4:
             return None
         found = list(dict.fromkeys(place_of(name) for name in self.failing))
         layers = [place for place in found if isinstance(place, int)]
@@ -100,9 +101,9 @@ class Diagnosis:
             alone = [Suspect((m,), (i,)) for m in self.catalogue if m.local for i in layers]
             if self.judge.config.n_layers > 1:
                 best += self._confirm(self._rank(alone)[:KEPT])
-        if not any(cause.explains for cause in best):
+        if not any(cause.share <= NEARLY for cause in best):
             best += self._confirm(self._pairs(singles)[:KEPT])
-        best.sort(key=lambda cause: (not cause.explains, cause.surprise + PENALTY * cause.code.count("+")))
+        best.sort(key=_rank_of)
         return best[:SHOWN]
 
     def _rounding(self, every: Sequence[Suspect], chosen: Sequence[Suspect]) -> list[Suspect]:
@@ -131,9 +132,9 @@ class Diagnosis:
                     taps = self._remaining(self.judge.values(variant, self.local, self.window))
             except ValueError:
                 continue  # two mistakes that exclude each other: the shapes don't fit
-            error = self._pool(taps)
-            if error < CLEARER * self._pool({name: before[name] for name in taps}):
-                found.append(Suspect(suspect.mistakes, suspect.places, error, taps))
+            wrong = [name for name in self.failing if name in taps]
+            if self._pool(taps, wrong) < CLEARER * self._pool(before, wrong):
+                found.append(Suspect(suspect.mistakes, suspect.places, self._pool(taps, taps), taps))
         return sorted(found, key=lambda suspect: suspect.error)
 
     def _remaining(self, values: Mapping[str, Array]) -> dict[str, float]:
@@ -145,9 +146,9 @@ class Diagnosis:
                 found[name] = moved.judge(np.asarray(self.judge.taps[name], np.float64)).whole
         return found
 
-    def _pool(self, taps: Mapping[str, float]) -> float:
-        """One figure for all taps: the sum of the logarithms of what exceeds the noise, so that no tap drowns others."""
-        return float(sum(np.log1p(min(error, 1e30) ** 2) for error in taps.values()))
+    def _pool(self, taps: Mapping[str, float], names: Iterable[str]) -> float:
+        """One figure for these taps: the sum of the logarithms of what exceeds the noise, so that no tap drowns others."""
+        return float(sum(np.log1p(min(taps[name], 1e30) ** 2) for name in names))
 
     def _confirm(self, suspects: Sequence[Suspect]) -> list[Cause]:
         """The suspects rerun with their own noise."""
@@ -165,8 +166,9 @@ class Diagnosis:
         return [cause for _, cause in causes]
 
     def _judge(self, suspect: Suspect) -> Cause:
+        runs = RUNS if any(mistake.rounding for mistake in suspect.mistakes) else RUNS // 2
         with np.errstate(all="ignore"):
-            spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=4)
+            spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=runs)
             scores = self.judge.scores(spreads)
         share = max((score.share for score in scores.values()), default=np.inf)
         if any(mistake.rounding for mistake in suspect.mistakes) and not self._has_size(spreads):
@@ -224,6 +226,11 @@ def _alike(a: Suspect, b: Suspect) -> bool:
     """Whether two suspects leave the same error at every tap."""
     same = a.taps.keys() == b.taps.keys() and a.places == b.places
     return same and all(abs(a.taps[name] - b.taps[name]) <= SAME * (1 + a.taps[name]) for name in a.taps)
+
+
+def _rank_of(cause: Cause) -> tuple[bool, float]:
+    """Those that explain everything first, then the likelier."""
+    return not cause.explains, cause.surprise + PENALTY * len(cause.reruns) * cause.code.count("+")
 
 
 def _with_twin(cause: Cause, code: str) -> Cause:

@@ -13,7 +13,7 @@ from samelogits.checking.scores import Score
 Verdict = Literal["same bits", "same function", "different function", "not proven"]
 StageVerdict = Literal["same", "different", "skipped"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,9 @@ class CandidateResult:
 
     missing: taps of the reference that the candidate didn't give. unmapped: what it gave and no name was known for.
     interval: the taps between which it first parts, where some are missing. spread: layers that are off, in words.
-    causes: ranked, the best first; weights: parameter name to SHA-256 of its float32 bytes.
+    causes: ranked, the best first. weights: parameter name to SHA-256 of its float32 bytes. notes: what the candidate
+    did that a reader should know. tried: known mistakes that a passing run was asked about. same_bits: whether its logits
+    are those of exact arithmetic. repeat: the command that repeats the check.
     """
 
     name: str
@@ -168,7 +170,19 @@ class CandidateResult:
     spread: str = ""
     card: OperationCard | None = None
     weights: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    tried: int = 0
+    same_bits: bool = False
     repeat: str = ""
+
+    @property
+    def coverage(self) -> str:
+        """How many taps were compared, and how many of the known mistakes the run could have shown."""
+        text = f"{len(self.taps)} of {len(self.taps) + len(self.missing)} taps compared"
+        if self.tried:
+            shown = self.tried - len(self.undecided)
+            text += f"; {shown} of {self.tried} known mistakes would have shown"
+        return text
 
 
 @dataclass
@@ -197,13 +211,16 @@ class Report:
         compared = [s for s in self.stages if s.verdict != "skipped" and s.compared]
         if any(s.verdict == "different" for s in compared):
             return "different function"
-        if self.doubts or self.unproven:
+        if self.doubts or self.unproven or not compared:
             return "not proven"
-        return "same bits" if all(s.error == 0 for s in compared) else "same function"
+        same_bits = self.candidate.same_bits if self.candidate else all(s.error == 0 for s in compared)
+        return "same bits" if same_bits else "same function"
 
     @property
     def unproven(self) -> list[str]:
         """Backends of which nothing was compared in float64; NumPy alone if nothing else was there to compare."""
+        if self.candidate:
+            return []
         proven = {s.backend for s in self.stages if s.dtype == "float64" and s.verdict != "skipped" and s.compared}
         others = [name for name in self.versions if name != "numpy"] or list(self.versions)
         return [name for name in others if name not in proven]
@@ -216,6 +233,8 @@ class Report:
     def coverage(self) -> str:
         """How much was compared, and what was not."""
         skipped = [s for s in self.stages if s.verdict == "skipped"]
+        if self.candidate:
+            return self.candidate.coverage
         compared = sum(s.compared for s in self.stages)
         text = f"{compared} arrays compared in {len(self.stages) - len(skipped)} stages"
         text += f", {len(skipped)} stages skipped" if skipped else ", none skipped"
@@ -238,8 +257,18 @@ class Report:
         """The report as indented JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
+    def to_html(self) -> str:
+        """One self-contained page."""
+        from samelogits.report import html_text
+
+        return html_text(self)
+
     def to_text(self) -> str:
-        """The table for a terminal."""
+        """The text for a terminal."""
+        if self.candidate is not None:
+            from samelogits.report import candidate_text
+
+            return candidate_text(self)
         lines = [f"samelogits check: {self.source}", _describe(self.config)]
         B, T = self.tokens_shape
         lines.append(f"tokens: {B} rows of {T}; reference: {self.reference}")

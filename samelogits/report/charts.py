@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from samelogits.report.markup import Markup, join, tag
 from samelogits.report.view import TapView, View, operation_words
-from samelogits.report.words import OPERATIONS, limits, number, split_tap, tap_words
+from samelogits.report.words import OPERATIONS, limits, number, one_line, split_tap, tap_words
 
 STEPS = ((0.01, "s0"), (0.1, "s1"), (1.0, "s2"), (10.0, "e0"), (1e3, "e1"), (1e6, "e2"), (math.inf, "e3"))
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 300, 64, 16, 22, 34
@@ -21,10 +21,10 @@ def colour(share: float) -> str:
 
 def grid(v: View, cells: int) -> Markup:
     """Layers as columns, operations as rows; what lies before and after the layers stands around them."""
-    by_name = {tap.raw.name: tap for tap in v.taps}
-    missing = [name for name in v.missing if name not in by_name]
-    layers = sorted({tap.layer for tap in v.taps if tap.layer is not None} | _layers_of(missing))
-    operations = _operations(v, missing)
+    cells_of = {(tap.layer, tap.operation): tap for tap in v.taps}
+    absent = set(map(split_tap, v.missing)) - cells_of.keys()
+    layers = sorted({tap.layer for tap in v.taps if tap.layer is not None} | {i for i, _ in absent if i is not None})
+    operations = _operations(v, absent)
     outer = [tap for tap in v.taps if tap.layer is None]
     before = [tap for tap in outer if tap.operation.startswith("embed")]
     after = [tap for tap in outer if not tap.operation.startswith("embed")]
@@ -33,11 +33,11 @@ def grid(v: View, cells: int) -> Markup:
     if len(layers) > most and v.first is not None and v.first.layer is not None:
         start = min(max(0, layers.index(v.first.layer) - most // 4), len(layers) - most)
     shown = layers[start : start + most]
-    absent = set(missing)
     rows = []
     for operation in operations:
-        heading = tag("th", operation, scope="row", title=operation_words(operation) or None)
-        found = [_cell(by_name.get(f"layers.{i}.{operation}"), f"layers.{i}.{operation}", absent, v) for i in shown]
+        title = operation_words(operation) or (operation if len(operation) > 40 else None)
+        heading = tag("th", one_line(operation, 40), scope="row", title=title)
+        found = [_cell(cells_of.get((i, operation)), (i, operation) in absent, v) for i in shown]
         rows.append(tag("tr", heading, found))
     head = tag("tr", tag("th", "layer", scope="col", class_="corner"), [tag("th", i, scope="col") for i in shown])
     label = "Heat grid: error of every activation, operations by layers"
@@ -48,20 +48,25 @@ def grid(v: View, cells: int) -> Markup:
     if len(shown) < len(layers):
         parts.append(tag("p", f"Shown are layers {shown[0]} to {shown[-1]} of {len(layers)}.", class_="note"))
     strips = _strip("before the layers", before, v), _strip("after the layers", after, v)
-    return tag("div", tag("div", strips[0], parts, strips[1]), legend(), class_="beside")
+    return tag("div", tag("div", strips[0], parts, strips[1]), legend(v), class_="beside")
 
 
-def legend() -> Markup:
-    """What the colours and marks of the grid mean."""
-    texts = ("below 0.01", "to 0.1", "to 1", "to 10", "to 1,000", "to a million", "above")
+def legend(v: View) -> Markup:
+    """What the colours and marks of the grid mean, those that occur in it."""
+    texts = ("below 0.01", "to 0.1", "to 1", "to 10", "to 1,000", "to a million", "more")
     swatches = [
         tag("li", tag("span", class_=f"swatch {name}", aria_hidden="true"), text)
         for (_, name), text in zip(STEPS, texts, strict=True)
+        if v.outside or name.startswith("s")
     ]
     marks = [
-        tag("li", tag("span", "●", class_="swatch e1", aria_hidden="true"), "adds error itself"),
-        tag("li", tag("span", "1", class_="swatch e1 first", aria_hidden="true"), "first divergence"),
-        tag("li", tag("span", class_="swatch absent", aria_hidden="true"), "not given"),
+        tag("li", tag("span", mark, class_=f"swatch {kind}", aria_hidden="true"), text)
+        for mark, kind, text, occurs in (
+            ("●", "e1", "adds error itself", v.adding),
+            ("1", "e1 first", "first divergence", v.first),
+            (None, "absent", "not given", v.missing),
+        )
+        if occurs
     ]
     words = tag("span", "Error as a share of what rounding explains (1 is the limit):")
     return tag("div", words, tag("ul", swatches, marks), class_="legend")
@@ -85,14 +90,14 @@ def curve(v: View) -> Markup:
 
     drawn = [tag("rect", x=LEFT, y=f"{y(1):.1f}", width=WIDTH - LEFT - RIGHT, height=f"{y(1e-3) - y(1):.1f}",
                  class_="band")]  # fmt: skip
-    for decade in range(int(LOWEST), int(top) + 1, max(1, round((top - LOWEST) / 7))):
+    for decade in range(int(LOWEST), int(top) + (not infinite), max(1, round((top - LOWEST) / 7))):
         drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y(10.0**decade):.1f}", y2=f"{y(10.0**decade):.1f}",
                          class_="rule"))  # fmt: skip
         drawn.append(_text(LEFT - 8, y(10.0**decade) + 4, _decade(decade), "end"))
     if infinite:
         drawn.append(_text(LEFT - 8, y(math.inf) + 4, "infinite", "end"))
     drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y(1):.1f}", y2=f"{y(1):.1f}", class_="limit"))
-    drawn.append(_text(LEFT + 6, y(1) + 15, "rounding explains what lies in this band", "start", "bandtext"))
+    drawn.append(_text(LEFT + 6, y(1e-3) - 6, "rounding explains what lies in this band", "start", "bandtext"))
     drawn += _layer_ticks(columns, x)
     accumulated = [(x(i), y(max(t.accumulated for t in taps))) for i, taps in enumerate(columns)]
     added = [
@@ -105,7 +110,9 @@ def curve(v: View) -> Markup:
             at, end = x(i), "end" if i > len(columns) / 2 else "start"
             drawn.append(tag("line", x1=f"{at:.1f}", x2=f"{at:.1f}", y1=TOP, y2=HEIGHT - BOTTOM, class_="mark"))
             shift = -6 if end == "end" else 6
-            drawn.append(_text(at + shift, TOP - 8, f"first: {tap_words(v.first.raw.name)}", end, "marktext"))
+            drawn.append(
+                _text(at + shift, TOP - 8, f"first: {one_line(tap_words(v.first.raw.name), 60)}", end, "marktext")
+            )
     dots = [tap for taps in columns for tap in taps if tap.adds][:400]
     places = {id(tap): i for i, taps in enumerate(columns) for tap in taps}
     drawn += [
@@ -149,10 +156,10 @@ def bar(share: float, label: str) -> Markup:
     )  # fmt: skip
 
 
-def _cell(tap: TapView | None, name: str, absent: set[str], v: View) -> Markup:
+def _cell(tap: TapView | None, absent: bool, v: View) -> Markup:
     if tap is None:
-        text = "not given" if name in absent else "none"
-        return tag("td", tag("span", text, class_="vh"), class_="absent" if name in absent else None, title=text)
+        text = "not given" if absent else "none"
+        return tag("td", tag("span", text, class_="vh"), class_="absent" if absent else None, title=text)
     first = tap is v.first
     classes = colour(tap.share) + (" first" if first else "")
     said = f"{number(tap.share)}{', first divergence' if first else ''}{', adds error' if tap.adds else ''}"
@@ -168,17 +175,17 @@ def _strip(title: str, taps: Sequence[TapView], v: View) -> Markup:
     for tap in taps[:20]:
         cell = f"swatch {colour(tap.share)}{' first' if tap is v.first else ''}"
         mark = "1" if tap is v.first else "●" if tap.adds else ""
-        words = f"{tap.operation} {number(tap.share)}"
+        words = f"{one_line(tap.operation, 60)} {number(tap.share)}"
         items.append(tag("li", tag("span", mark, class_=cell, aria_hidden="true"), words, title=tap.title))
     return tag("ul", tag("li", f"{title}:", class_="note"), items, class_="legend strip")
 
 
-def _operations(v: View, missing: Sequence[str]) -> list[str]:
-    """Operations of a layer in data-flow order, those that are missing after those that were given."""
+def _operations(v: View, absent: Iterable[tuple[int | None, str]]) -> list[str]:
+    """Operations of a layer in data-flow order, those that no one knows last."""
     found = dict.fromkeys(tap.operation for tap in v.taps if tap.layer is not None)
-    absent = (operation for layer, operation in map(split_tap, missing) if layer is not None)
+    missing = sorted({operation for layer, operation in absent if layer is not None})
     order = {operation: i for i, operation in enumerate(_known())}
-    return sorted(dict.fromkeys([*found, *absent]), key=lambda operation: order.get(operation, len(order)))[:40]
+    return sorted(dict.fromkeys([*found, *missing]), key=lambda operation: order.get(operation, len(order)))[:40]
 
 
 def _known() -> list[str]:
@@ -187,10 +194,6 @@ def _known() -> list[str]:
     feed_forward = [name for name in OPERATIONS if name.startswith("mlp.")]
     first = ["input_layernorm", *attention, "residual_mid", "post_attention_layernorm"]
     return [*first, *feed_forward, "residual_out", "post_feedforward_layernorm"]
-
-
-def _layers_of(names: Sequence[str]) -> set[int]:
-    return {layer for layer, _ in map(split_tap, names) if layer is not None}
 
 
 def _binned(taps: Sequence[TapView], most: int) -> list[list[TapView]]:
@@ -205,7 +208,7 @@ def _layer_ticks(columns: Sequence[Sequence[TapView]], x: Callable[[float], floa
         if taps[0].layer is not None:
             starts.setdefault(taps[0].layer, i)
     every = max(1, math.ceil(len(starts) / 12))
-    drawn = [_text(LEFT, HEIGHT - 4, "layer", "end", "axis")]
+    drawn = [_text(LEFT - 14, HEIGHT - BOTTOM + 18, "layer", "end")]
     for n, (layer, i) in enumerate(starts.items()):
         if n % every == 0:
             drawn.append(tag("line", x1=f"{x(i):.1f}", x2=f"{x(i):.1f}", y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 5,

@@ -11,7 +11,7 @@ import samelogits
 from samelogits.checking.report import Report
 from samelogits.report import sections
 from samelogits.report.markup import Markup, join, tag
-from samelogits.report.view import View, view
+from samelogits.report.view import View, same_words, view
 from samelogits.report.words import block, counted, limits, number, one_line, value
 
 MOST_BYTES = 1_000_000
@@ -73,7 +73,8 @@ def _hash(text: str) -> str:
 def _verdict(v: View) -> Markup:
     mark, kind = MARKS.get(v.verdict, ("?", "open"))
     parts = [tag("h1", tag("span", mark, aria_hidden="true"), v.verdict), tag("p", f"{v.headline}. {v.meaning}")]
-    parts += [tag("p", f"Because {reason}.") for reason in v.reasons[:6]]
+    parts += [tag("p", doubt) for doubt in v.doubts[:6]]
+    parts += [tag("p", f"Note: {note}.") for note in v.notes[:6]]
     compared = [v.coverage]
     if v.taps:
         outside = len(v.outside)
@@ -94,7 +95,7 @@ def _cards(v: View) -> Markup:
 
 
 def _card(title: str, *content: object) -> Markup:
-    return tag("section", tag("h3", title), *content, class_="card")
+    return tag("section", tag("h2", title), *content, class_="card")
 
 
 def _cause(v: View) -> Markup:
@@ -102,11 +103,7 @@ def _cause(v: View) -> Markup:
         return _card("Cause", tag("p", v.cause, class_="lead"))
     best = v.causes[0]
     badges = [join(tag("span", code, class_="badge" if best.explains else "badge quiet"), " ") for code in v.codes]
-    same = (
-        tag("p", f"On this input the same as {', '.join(map(one_line, best.same_as))}.", class_="note")
-        if best.same_as
-        else None
-    )
+    same = tag("p", f"On this input the same as {same_words(best)}.", class_="note") if best.same_as else None
     paragraph = block(best.explanation, 12, 600).split("\n\n")[0] if best.explains else ""
     return _card(
         "Cause" if best.explains else "Nearest known mistake",
@@ -122,10 +119,10 @@ def _where(v: View) -> Markup:
     first = v.first
     if first is not None:
         raw = first.raw
-        held = f" holds {first.meaning}. It" if first.meaning else ""
+        meaning = f" is {first.meaning}" if first.meaning else ""
         content += [
-            tag("p", tag("code", first.name), f"{held} is {value(raw.found)} where {value(raw.expected)} is right: "
-                f"{number(raw.ulps)} ", tag("abbr", "ulps", title=sections.WORDS["ulp"]), "."),
+            tag("p", tag("code", first.name), f"{meaning}. There it is {value(raw.found)} where {value(raw.expected)} "
+                f"is right: {number(raw.ulps)} ", tag("abbr", "ulps", title=sections.WORDS["ulp"]), " off."),
             tag("p", f"{v.blame} Accumulated: {limits(first.accumulated)}; added here: {limits(first.added)}."),
         ]  # fmt: skip
     content += [tag("p", v.spread)] if v.spread else []
@@ -138,7 +135,7 @@ def _next(v: View) -> Markup:
     if v.verdict == "different function":
         steps += [tag("li", f"Read about {code}: ", _command(f"samelogits explain {code}")) for code in v.codes]
         if v.missing:
-            steps.append(tag("li", "To narrow the place, let the candidate give the activations that are missing."))
+            steps.append(tag("li", "To narrow the place, let the candidate give the taps that are missing."))
         if v.card:
             steps.append(tag("li", "Compare ", tag("a", "the two sources", href="#card"), " and repair."))
     elif v.undecided:
@@ -161,7 +158,7 @@ def _nearest(v: View) -> Markup | None:
     return _card(
         "Nearest to its limit",
         tag("p", limits(worst.share), class_="lead"),
-        tag("p", tag("code", worst.name), f" holds {worst.meaning}." if worst.meaning else ""),
+        tag("p", tag("code", worst.name), f", {worst.meaning}." if worst.meaning else ""),
         tag("p", f"The limit is derived, not chosen: {v.bound}", class_="note") if v.bound else None,
     )
 

@@ -12,12 +12,11 @@ from importlib import resources
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from samelogits.checking.report import Report, Verdict
+from samelogits.checking.report import SCHEMA_VERSION, Report, Verdict
 from samelogits.config import DecoderConfig
 
-VERSION = 2
 _ADDED = {  # what Report.to_dict() puts beside the fields
-    "schema": {"const": VERSION},
+    "schema": {"const": SCHEMA_VERSION},
     "verdict": {"enum": list(get_args(Verdict))},
     "passed": {"type": "boolean"},
     "coverage": {"type": "string"},
@@ -47,8 +46,8 @@ def build() -> dict[str, Any]:
     root["required"] = [*_ADDED, *root["required"]]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:samelogits:report:{VERSION}",
-        "title": f"samelogits report, version {VERSION}",
+        "$id": f"urn:samelogits:report:{SCHEMA_VERSION}",
+        "title": f"samelogits report, version {SCHEMA_VERSION}",
         **root,
         "$defs": definitions,
     }

@@ -20,6 +20,7 @@ def markdown_text(report: Report, root: Path | None = None) -> str:
     parts = [f"## {MARKS[v.verdict]} {v.verdict}", f"{_text(v.headline)}. {v.meaning}"]
     parts.append(f"**Compared:** {_text(v.coverage)}." + (f" **Bound:** {_text(v.bound)}" if v.bound else ""))
     parts += [f"**Doubt:** {_text(reason)}" for reason in v.reasons[:ROWS]]
+    parts += [f"**Note:** {_text(note)}" for note in v.notes[:ROWS]]
     if v.verdict == "different function":
         parts += _difference(v)
     if v.logits:
@@ -36,7 +37,7 @@ def markdown_text(report: Report, root: Path | None = None) -> str:
         parts.append(f"**Not given by the candidate:** {_text('; '.join(grouped(v.missing)))}")
     if v.undecided:
         rows = [(u.code, u.title, u.reason, u.decided_by) for u in v.undecided[: ROWS * 2]]
-        title = f"{counted(len(v.undecided), 'known mistake')} that this run could not have shown"
+        title = f"{v.undecided_title} that this run could not have shown"
         parts += _folded(title, _table(("code", "mistake", "why", "what would decide"), rows))
     text = ""
     for part in parts:

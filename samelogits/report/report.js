@@ -22,7 +22,7 @@ if (tools) {
 }
 let closed = [];
 addEventListener("beforeprint", () => {
-  closed = [...document.querySelectorAll("details:not([open])")];
+  closed = [...document.querySelectorAll("section:not(#hashes) > details:not([open])")];
   closed.forEach((details) => { details.open = true; });
 });
 addEventListener("afterprint", () => closed.forEach((details) => { details.open = false; }));

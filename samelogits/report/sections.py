@@ -9,13 +9,13 @@ from typing import TypeVar
 from samelogits.checking.report import Cause, StageResult
 from samelogits.report.charts import bar, curve, grid
 from samelogits.report.markup import Markup, join, tag
-from samelogits.report.view import TapView, View, fit_words
+from samelogits.report.view import TapView, View, fit_words, same_words
 from samelogits.report.words import block, counted, grouped, limits, number, one_line, value
 
 T = TypeVar("T")
 WORDS = {
-    "activation": "A named array between the token ids and the logits, such as layers.0.mlp.activated: what the activation "
-    "function of layer 0 returned.",
+    "activation, tap": "A named array between the token ids and the logits, such as layers.0.mlp.activated: what the "
+    "activation function of layer 0 returned.",
     "limit": "The largest error that rounding explains at this place in this precision, derived from runs of the "
     "reference with random rounding. 1 is the limit; 2 is twice as much as rounding explains.",
     "accumulated": "The error of an activation with all that came before it: both models started from the tokens.",
@@ -87,12 +87,10 @@ def _row(*cells: object, right: Sequence[int] = (), class_: str | None = None, l
 def _heat(v: View, length: int) -> Markup | None:
     if not v.taps:
         return None
-    text = "Each cell is one activation; data flows down a column, then on to the next layer. " + (
-        "Blue is what rounding explains, orange is more. A dot marks an operation that makes an error itself; cells "
-        "without one only pass on what reached them."
-        if v.outside
-        else "Blue is what rounding explains: all cells are blue."
-    )
+    text = "Each cell is one activation; data flows down a column, then on to the next layer. "
+    text += "Blue is what rounding explains" + (", orange is more." if v.outside else ": all cells are blue.")
+    if v.adding:
+        text += " A dot marks an operation that makes an error itself; cells without one pass on what reached them."
     return _section("Where the error is", tag("p", text, class_="note"), grid(v, length), id="where")
 
 
@@ -116,9 +114,11 @@ def _card(v: View) -> Markup | None:
 def _source(title: str, text: str, place: str) -> Markup:
     where = tag("span", f" {one_line(place)}", class_="note") if place else None
     shown = (
-        tag("pre", block(text), tabindex="0") if text.strip() else tag("p", "Its source isn't known.", class_="note")
+        tag("pre", block(text), tabindex="0", role="region", aria_label=f"Source: {title}")
+        if text.strip()
+        else tag("p", "Its source isn't known.", class_="note")
     )
-    return tag("div", tag("h3", title), tag("p", where) if where else None, shown)
+    return tag("div", tag("h3", title, where), shown)
 
 
 def _causes(v: View, length: int) -> Markup | None:
@@ -146,7 +146,7 @@ def _hypothesis(cause: Cause, length: int, first: bool) -> Markup:
     ]
     more: list[object] = [tag("p", line) for line in block(cause.explanation, 30, 600).split("\n") if line.strip()]
     if cause.same_as:
-        more.append(tag("p", f"On this input the same as {', '.join(map(one_line, cause.same_as))}."))
+        more.append(tag("p", f"On this input the same as {same_words(cause, 40)}."))
     if cause.reruns:
         reruns, note = cut(sorted(cause.reruns.items(), key=lambda item: -_order(item[1])), length)
         rows = [
@@ -239,7 +239,7 @@ def _undecided(v: View, length: int) -> Markup | None:
     ]
     text = "A candidate that makes one of these would look the same in this run."
     head = ("code", "mistake", "why it could not show", "what would decide")
-    title = f"What this run could not have shown ({len(v.undecided):,} known mistakes)"
+    title = f"What this run could not have shown ({v.undecided_title})"
     return _folded(title, tag("p", text, class_="note"), _table(title, head, rows), note, id="undecided")
 
 
@@ -290,6 +290,7 @@ def _uncompared(v: View, length: int) -> Markup | None:
             ],
         ),
         ("Doubts", list(v.reasons)),
+        ("Notes about the candidate", list(v.notes)),
     ]
     parts: list[object] = []
     for title, items in groups:

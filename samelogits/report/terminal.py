@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from samelogits.checking.report import LogitStatistics, Report
-from samelogits.report.view import TapView, View, codes_of, fit_words, view
+from samelogits.report.view import TapView, View, codes_of, fit_words, same_words, view
 from samelogits.report.words import counted, element_words, grouped, limits, number, one_line, tap_words, value
 
 WIDTH = 120
@@ -22,7 +22,8 @@ def candidate_text(report: Report, root: Path | None = None) -> str:
         return ""
     v = view(report, root)
     lines = [f"{v.verdict}: {v.headline}", f"  {v.meaning}"]
-    lines += [f"  because {reason}" for reason in v.reasons[:4]]
+    lines += [f"  {doubt}" for doubt in v.doubts[:4]]
+    lines += [f"  note: {note}" for note in v.notes[:3]]
     lines += [f"coverage: {v.coverage}"]
     lines += [f"  not given: {'; '.join(grouped(v.missing))}"] if v.missing else []
     lines += [f"  not known: {', '.join(v.unmapped)}"] if v.unmapped else []
@@ -67,7 +68,7 @@ def _causes(v: View) -> list[str]:
     for cause in v.causes[:CAUSES]:
         lines.append(f"  {one_line(cause.code)}  {one_line(cause.title, 300)} ({one_line(cause.places)})")
         explain = ", ".join(f"samelogits explain {code}" for code in codes_of(cause))
-        same = f"; the same here: {', '.join(map(one_line, cause.same_as))}" if cause.same_as else ""
+        same = f"; the same here: {same_words(cause)}" if cause.same_as else ""
         lines.append(f"    {fit_words(cause)}{same}; {explain}")
     if len(v.causes) > CAUSES:
         lines.append(f"  and {counted(len(v.causes) - CAUSES, 'more distant one')}")
@@ -75,7 +76,7 @@ def _causes(v: View) -> list[str]:
 
 
 def _undecided(v: View) -> list[str]:
-    lines = [f"{counted(len(v.undecided), 'known mistake')} that this run could not have shown:"]
+    lines = [f"{v.undecided_title} that this run could not have shown:"]
     for item in v.undecided[:UNDECIDED]:
         title = one_line(item.title, 120)
         lines.append(

@@ -65,8 +65,8 @@ class TapView:
 
 @dataclass(frozen=True)
 class View:
-    """A report in words. first: the first tap outside its limit. where: the same in words, also where the taps around
-    it are missing. place: file and line of the candidate's source there."""
+    """A report in words. first: the first tap outside its limit. where: the same in words. blame: whether it makes
+    the error or inherits it. place: file and line of the candidate's source there."""
 
     report: Report
     verdict: str
@@ -90,6 +90,8 @@ class View:
     weights: dict[str, str] = field(default_factory=dict)
     logits: LogitStatistics | None = None
     card: OperationCard | None = None
+    notes: list[str] = field(default_factory=list)
+    tried: int = 0
     spread: str = ""
     repeat: str = ""
 
@@ -129,6 +131,18 @@ class View:
         return f"{self.name} {relation.get(self.verdict, f'is not proven to be the same function as {self.source}')}"
 
     @property
+    def doubts(self) -> list[str]:
+        """Why the verdict is what it is, or what is in doubt beside it."""
+        word = "Because" if self.verdict == "not proven" else "Doubt:"
+        return [f"{word} {reason}." for reason in self.reasons]
+
+    @property
+    def undecided_title(self) -> str:
+        """How many known mistakes would have gone unseen."""
+        of = f" of {self.tried:,}" if self.tried else ""
+        return f"{len(self.undecided):,}{of} known mistake{'s' if self.tried or len(self.undecided) != 1 else ''}"
+
+    @property
     def codes(self) -> list[str]:
         """Codes of the mistakes that explain everything, or of the nearest one."""
         return codes_of(self.causes[0]) if self.causes else []
@@ -138,7 +152,7 @@ def view(report: Report, root: Path | None = None) -> View:
     """The report in words. root: the folder that source files are named from (default: the working directory)."""
     candidate = report.candidate
     source, verdict = one_line(report.source, 120), report.verdict
-    reasons = [one_line(doubt, 400) for doubt in report.doubts]
+    reasons = [one_line(doubt, 400).rstrip(".") for doubt in report.doubts]
     reasons += [f"nothing was compared in float64 for {one_line(name)}" for name in report.unproven]
     if candidate is None:
         found = report.first_divergence
@@ -160,11 +174,11 @@ def view(report: Report, root: Path | None = None) -> View:
         name=one_line(candidate.name, 120),
         precision=one_line(candidate.precision),
         bound=one_line(candidate.bound, 600),
-        coverage=_coverage(candidate),
+        coverage=_coverage(report, candidate),
         reasons=reasons,
         first=first,
-        where=_where(candidate, first) if different else "",
-        blame=_blame(taps, first) if different else "",
+        where=_where(first) if different else "",
+        blame=_blame(candidate, taps, first) if different else "",
         cause=_cause(candidate.causes) if different else "",
         place=None if card is None else source_place(card.candidate_place, root),
         taps=taps,
@@ -175,7 +189,9 @@ def view(report: Report, root: Path | None = None) -> View:
         weights=candidate.weights,
         logits=candidate.logits,
         card=card,
-        spread=one_line(candidate.spread, 400),
+        notes=[one_line(note, 400).rstrip(".") for note in candidate.notes],
+        tried=candidate.tried,
+        spread=f"Off in: {one_line(candidate.spread, 90).rstrip('.')}." if candidate.spread else "",
         repeat=one_line(candidate.repeat, 1000),
     )
 
@@ -187,7 +203,15 @@ def codes_of(cause: Cause) -> list[str]:
 
 def fit_words(cause: Cause) -> str:
     """How well a cause explains the difference."""
-    return f"explains everything: {limits(cause.share)}" if cause.explains else f"leaves {limits(cause.share)}"
+    if cause.explains:
+        return f"explains everything: {limits(cause.share)}"
+    return f"leaves {limits(cause.share)}" if math.isfinite(cause.share) else "leaves an infinite error"
+
+
+def same_words(cause: Cause, most: int = 6) -> str:
+    """Codes that are the same function on this input; empty where there are none."""
+    more = f" and {counted(len(cause.same_as) - most, 'other')}" if len(cause.same_as) > most else ""
+    return ", ".join(map(one_line, cause.same_as[:most])) + more
 
 
 def operation_words(name: str) -> str:
@@ -225,27 +249,25 @@ def _known(share: float) -> float:
     return math.inf if math.isnan(share) else share
 
 
-def _coverage(candidate: CandidateResult) -> str:
-    given, missing = len(candidate.taps), len(candidate.missing)
-    text = f"{given:,} of {counted(given + missing, 'activation')} compared"
-    text += f"; {missing:,} not given by the candidate" if missing else "; none is missing"
+def _coverage(report: Report, candidate: CandidateResult) -> str:
+    text = one_line(report.coverage, 600)
+    text += f"; {len(candidate.missing):,} not given by the candidate" if candidate.missing else ""
     return text + (f"; {counted(len(candidate.unmapped), 'name')} not known" if candidate.unmapped else "")
 
 
-def _where(candidate: CandidateResult, first: TapView | None) -> str:
+def _where(first: TapView | None) -> str:
     if first is None:
         return "in what the stages compare; every activation that was given is within its limit"
-    text = ", ".join(filter(None, (tap_words(first.raw.name), first.element)))
-    if candidate.interval:
-        start, end = map(one_line, candidate.interval)
-        text += f" (somewhere after {start}, up to {end}: the activations between were not given)"
-    return text
+    return ", ".join(filter(None, (tap_words(first.raw.name), first.element)))
 
 
-def _blame(taps: list[TapView], first: TapView | None) -> str:
+def _blame(candidate: CandidateResult, taps: list[TapView], first: TapView | None) -> str:
     """Whether the first diverging operation makes the error or inherits it."""
     if first is None:
         return ""
+    if candidate.interval:
+        start, end = map(one_line, candidate.interval)
+        return f"It parts somewhere after {start}, up to {end}: the taps between were not given."
     before = accumulated_before(taps, first)
     if first.added is None:
         return "How much of it this operation adds isn't known: its inputs were not given."
@@ -262,4 +284,4 @@ def _cause(causes: list[Cause]) -> str:
     title, places = one_line(best.title, 300), one_line(best.places)
     if best.explains:
         return f"{title} ({places}). With this mistake the reference gives what the candidate gives."
-    return f"No known mistake explains all of it. Nearest: {title} ({places}), which leaves {limits(best.share)}."
+    return f"No known mistake explains all of it. Nearest: {title} ({places}), which {fit_words(best)}."

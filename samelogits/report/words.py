@@ -8,29 +8,29 @@ from pathlib import Path
 
 NAME_LENGTH = 200
 OPERATIONS = {
-    "embed_tokens": "the token's row of the embedding",
-    "embed_positions": "the position's row",
+    "embed_tokens": "the tokens' rows of the embedding",
+    "embed_positions": "the positions' rows",
     "embedded": "what the first layer reads",
-    "input_layernorm": "the norm before attention",
-    "post_attention_layernorm": "the norm around attention and feed-forward layer",
-    "post_feedforward_layernorm": "the norm after the feed-forward layer",
-    "self_attn.q": "queries",
-    "self_attn.k": "keys",
-    "self_attn.v": "values",
-    "self_attn.q_rotated": "queries after rotary positions",
-    "self_attn.k_rotated": "keys after rotary positions",
-    "self_attn.scores": "scaled scores, before the mask",
-    "self_attn.weights": "attention weights, after mask and softmax",
-    "self_attn.mixed": "values mixed by the weights, heads joined",
-    "self_attn.output": "attention's output product",
+    "input_layernorm": "the norm's result before attention",
+    "post_attention_layernorm": "the norm's result after attention",
+    "post_feedforward_layernorm": "the norm's result after the feed-forward layer",
+    "self_attn.q": "the queries",
+    "self_attn.k": "the keys",
+    "self_attn.v": "the values",
+    "self_attn.q_rotated": "the queries after rotary positions",
+    "self_attn.k_rotated": "the keys after rotary positions",
+    "self_attn.scores": "the scaled scores, before the mask",
+    "self_attn.weights": "the attention weights, after mask and softmax",
+    "self_attn.mixed": "the values mixed by the weights, heads joined",
+    "self_attn.output": "the result of attention's output product",
     "residual_mid": "the residual sum after attention",
-    "mlp.gate": "the feed-forward layer's gate product",
-    "mlp.up": "the feed-forward layer's up product",
+    "mlp.gate": "the result of the feed-forward layer's gate product",
+    "mlp.up": "the result of the feed-forward layer's up product",
     "mlp.activated": "the activation function's result, times up where there is a gate",
-    "mlp.output": "the feed-forward layer's down product",
+    "mlp.output": "the result of the feed-forward layer's down product",
     "residual_out": "the residual sum after the feed-forward layer",
-    "norm": "the final norm",
-    "logits": "the output head",
+    "norm": "the final norm's result",
+    "logits": "the output head's result",
 }
 _BY_HEAD = ("q", "k", "v", "q_rotated", "k_rotated")
 
@@ -69,9 +69,11 @@ def number(value: float, digits: int = 3) -> str:
 
 def limits(share: float | None) -> str:
     """A share of the limit, in words."""
-    return (
-        "not known" if share is None else f"{number(share)} of the limit" if share <= 1 else f"{number(share)} limits"
-    )
+    if share is None:
+        return "not known"
+    if math.isinf(share):
+        return "infinite"
+    return f"{number(share)} of the limit" if share <= 1 else f"{number(share)} times the limit"
 
 
 def value(found: float) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from samelogits.batch import Batch
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
 from samelogits.errors import CandidateError
@@ -25,7 +24,8 @@ class Output:
     """What a candidate computed on a probe.
 
     logits [B, T, V]; taps: by the names of samelogits.taps, each of its shape, float32 or float64. loss: of the probe's
-    targets; gradients: by canonical parameter name; losses: before each step of training. unmapped: names of
+    targets; gradients: by canonical parameter name; losses: before each step of training; log_probabilities: of the
+    targets, [B, T]. unmapped: names of
     activations for which no tap is known. notes: what the reader of the report should know, in words.
     """
 
@@ -34,6 +34,7 @@ class Output:
     loss: float | None = None
     gradients: dict[str, Array] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    log_probabilities: Array | None = None
     unmapped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -129,13 +130,13 @@ def to_numpy(array: Any, label: str) -> Array:
     return np.array(found, np.float64 if found.dtype == np.float64 else np.float32)
 
 
-def check_output(output: Output, config: DecoderConfig, probe: Probe, batch: Batch, name: str) -> Output:
+def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str) -> Output:
     """The output with every array in its place: shapes checked, padded vocabularies cut, flat heads split.
 
     Raises CandidateError that names the array, and what was expected and found.
     """
     B, T = probe.tokens_BT.shape
-    c, S = config, batch.visible_BTS.shape[2]
+    c, S = config, T
     expected = (B, T, c.vocab_size)
     found = output.logits.shape
     if len(found) == 3 and found[:2] == (B, T) and found[2] > c.vocab_size:

@@ -42,7 +42,7 @@ class HuggingFaceCandidate(TorchModuleCandidate):
         self.attention = str(getattr(model.config, "_attn_implementation", None))
         if self.attention != "eager":
             self.notes.append(f"attention by {self.attention}: {', '.join(RECORDED)} can't be seen there")
-        elif self.precision == "float64":
+        elif self.precision == "float64" and config.position == "rope":
             self.notes.append("transformers computes rotary tables, some norms and softmax in float32 all the same")
 
     def run(self, probe: Probe) -> Output:

@@ -48,10 +48,9 @@ class TorchModuleCandidate(ModuleCandidate):
         config: DecoderConfig | None = None,
     ):
         self.torch: Any = importlib.import_module("torch")
-        paths = {
-            ".".join(word for word in path.split(".") if word != COMPILED): part
-            for path, part in module.named_modules()
-        }
+        paths: dict[str, Any] = {}
+        for path, part in module.named_modules():
+            paths.setdefault(".".join(word for word in path.split(".") if word != COMPILED), part)
         original = getattr(module, COMPILED, module)
         super().__init__(module, paths, original.forward, name_map, forward, name or type(original).__name__, config)
         tensors = [p for p in module.parameters() if p.is_floating_point()]
@@ -59,8 +58,12 @@ class TorchModuleCandidate(ModuleCandidate):
             {str(p.dtype).removeprefix("torch."): self.torch.finfo(p.dtype).eps for p in tensors}
         )
         self.notes += [note] if note else []
-        if original is not module:
-            self.notes.append("it is compiled by torch.compile, under which hooks may not run: its taps may be missing")
+        # A hook within compiled code would stay in it.
+        self._unhooked = {id(part) for compiled in module.modules() for part in _compiled_parts(compiled)}
+        if self._unhooked:
+            self.notes.append(
+                "torch.compile has compiled parts of it, whose taps are not seen: give it uncompiled for them"
+            )
 
     def run(self, probe: Probe) -> Output:
         """Logits and taps. Raises CandidateError."""
@@ -92,11 +95,21 @@ class TorchModuleCandidate(ModuleCandidate):
 
         with contextlib.ExitStack() as stack:
             for path, module in self.paths.items():
+                if id(module) in self._unhooked:
+                    continue
                 if (path, "input") in self.plan.uses:
                     hook = functools.partial(before, path)
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(functools.partial(after, path)).remove)
             yield
+
+
+def _compiled_parts(module: Any) -> Iterator[Any]:
+    """What runs as compiled code when this module is called."""
+    if hasattr(module, COMPILED):  # what torch.compile(module) returns; it is no part of it itself
+        yield from getattr(module, COMPILED).modules()
+    elif getattr(module, "_compiled_call_impl", None) is not None:  # after module.compile()
+        yield from module.modules()
 
 
 @contextlib.contextmanager
@@ -192,7 +205,7 @@ class NNXModuleCandidate(ModuleCandidate):
                 if path is None:
                     return original(this, *args, **kwargs)
                 if any(isinstance(value, tracer) for value in (*args, *kwargs.values())):
-                    capture.hidden.add(path)
+                    capture.hidden |= {path} - {""}
                     return original(this, *args, **kwargs)
                 capture.see_input(path, args, kwargs)
                 output = original(this, *args, **kwargs)

@@ -131,11 +131,16 @@ class NameMap:
 
     @classmethod
     def guess(cls, module_paths: Iterable[str], config: DecoderConfig | None = None) -> NameMap:
-        """The built-in map that gives most taps (of the config); an empty one, called "none", where none gives any."""
+        """The built-in map that gives most taps (of the config); an empty one, called "none", where none gives any.
+
+        Among equals, the one that knows most modules.
+        """
         paths, found = list(module_paths), [cls.builtin(name) for name in ORDER]
-        taps = [set(each.plan(paths).places) for each in found]
-        counts = [len(each if config is None else each & set(tap_names(config))) for each in taps]
-        return found[counts.index(max(counts))] if max(counts) else cls("none")
+        plans = [each.plan(paths) for each in found]
+        wanted = [set(plan.places) if config is None else plan.places.keys() & set(tap_names(config)) for plan in plans]
+        counts = [(len(taps), len(plan.known)) for taps, plan in zip(wanted, plans, strict=True)]
+        best = max(counts)
+        return found[counts.index(best)] if best[0] else cls("none")
 
     def plan(self, module_paths: Iterable[str]) -> Plan:
         """Which module gives which tap. A path is its parts joined by dots."""

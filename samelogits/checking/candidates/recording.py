@@ -127,8 +127,8 @@ def read_recording(path: str | Path, config: DecoderConfig) -> RecordingCandidat
             gradients={n.removeprefix("gradients/"): a for n, a in arrays.items() if n.startswith("gradients/")},
             losses=arrays["losses"].tolist() if "losses" in arrays else [],
         )
-        batch = prepare(config, probe.tokens_BT, probe.mask_BT)
-        output = check_output(output, config, probe, batch, path.name)
+        prepare(config, probe.tokens_BT, probe.mask_BT)  # which knows how many positions there are
+        output = check_output(output, config, probe, path.name)
     except InputError as error:
         raise CandidateError(f"{path}: {error}") from error
     except CandidateError as error:

@@ -1,0 +1,203 @@
+"""Whether the candidates are the reference without mistakes, and its variants with them.
+
+`python -m benchmarks.detection.self_check [torch] [jax] [transformers] [SL3]` prints a table and every disagreement.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection.cases import random_case
+from samelogits.checking.catalogue import CATALOGUE
+from samelogits.checking.probe import Probe
+from samelogits.checking.rehearsal import train
+from samelogits.checking.variant import Variant
+from samelogits.config import DecoderConfig
+from samelogits.parameters import random_parameters
+from samelogits.schedule import AdamWSettings
+
+Case = tuple[str, DecoderConfig, dict[str, np.ndarray], Probe]
+CLEAN = 1e-10
+SAME = 1e-9
+SETTINGS = AdamWSettings(
+    learning_rate=0.01, eps=1e-3, warmup_steps=2, total_steps=8, max_grad_norm=0.3, weight_decay=0.2
+)
+STEPS = 5
+# Some units of the format in which a mistake computes, or of the tables that it makes anew.
+_UNITS = {
+    1e-5: "SL206",
+    1e-3: "SL303 SL304 SL305 SL312 SL313 SL314 SL315 SL316 SL317 SL318 SL319 SL320 SL322",
+    0.02: "SL432 SL801 SL803 SL812 SL822 SL826",
+    0.15: "SL214 SL310 SL311 SL431 SL625 SL802 SL804 SL811 SL821 SL823 SL824 SL825",
+}
+TOLERANCES = {code: tolerance for tolerance, codes in _UNITS.items() for code in codes.split()}
+RANDOM = {"SL717"}  # dropout
+# Where a library's own rule, which a port would take, is another one than the catalogue's.
+KNOWN = {
+    ("jax", "SL966"): "optax takes the largest corrected second moment, the catalogue and torch correct the largest",
+    ("jax", "SL967"): "optax corrects the first moment for the step after, the catalogue for this one",
+}
+
+
+@dataclass
+class Found:
+    """The worst differences of one code by one candidate: of an array, and its name and case."""
+
+    worst: float = -1.0
+    where: str = "not run"
+    effect: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+
+def cases() -> list[Case]:
+    """Cases that together can have every mistake."""
+    found = [
+        (f"{family} {seed}", *random_case(seed, family)) for family in ("llama", "gpt2", "seed") for seed in range(5)
+    ]
+    _, config, _, probe = found[1]
+    deep = replace(config, n_layers=12)
+    plain = replace(config, position="none", rope_theta=None)
+    return [
+        *found,
+        ("llama of 12 layers", deep, random_parameters(deep, 1), probe),
+        ("llama without positions", plain, random_parameters(plain, 2), probe),
+    ]
+
+
+def difference(found: np.ndarray, expected: np.ndarray, mask_BT: np.ndarray, kind: str) -> float:
+    """Root mean square of the difference over that of what is expected, at real tokens."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if kind in ("scores", "weights"):
+        real = np.broadcast_to(mask_BT[:, None, :, None] & mask_BT[:, None, None, :], expected.shape)
+        found, expected = found[real], expected[real]
+    else:
+        found, expected = found[mask_BT], expected[mask_BT]
+    scale = np.sqrt(np.mean(np.square(expected)))
+    gap = float(np.sqrt(np.mean(np.square(found - expected))))
+    return gap / float(scale) if scale > 0 else gap
+
+
+def reference(case: Case, code: str | None, layers: list[int] | None) -> tuple[Variant, dict[str, np.ndarray]]:
+    """The variant with the mistake planted, and its taps."""
+    _, config, parameters, probe = case
+    wide = {name: array.astype(np.float64) for name, array in parameters.items()}
+    variant = Variant(config, wide, probe, layers)
+    if code is not None:
+        CATALOGUE[code].plant(variant)
+    taps: dict[str, np.ndarray] = {}
+
+    def tap(name: str, value: Any) -> Any:
+        taps[name] = np.array(value)
+        return value
+
+    variant.run(tap)
+    return variant, taps
+
+
+def compare(candidate: Any, case: Case, code: str | None, layers: list[int] | None) -> tuple[float, str, float]:
+    """The worst difference from the variant and its tap, and the mistake's effect on the logits, loss or losses."""
+    probe = case[3]
+    with np.errstate(all="ignore"):
+        variant, expected = reference(case, code, layers)
+        loss = float(variant.loss(expected["logits"]))
+        plain, clean = reference(case, None, None)
+    output = candidate.run(probe)
+    gaps = {
+        name: difference(value, expected[name], probe.mask_BT, name.rpartition(".")[2]) if name in expected else np.inf
+        for name, value in output.taps.items()
+    }
+    if output.loss is not None:
+        gaps["loss"] = abs(output.loss - loss) / abs(loss)
+    gaps |= {f"no {name}": np.inf for name in expected.keys() - output.taps.keys() if candidate.complete}
+    effect = difference(expected["logits"], clean["logits"], probe.mask_BT, "logits")
+    if code is not None and CATALOGUE[code].stage == "loss":
+        effect = abs(loss / float(plain.loss(clean["logits"])) - 1)
+    if code is not None and CATALOGUE[code].stage == "training":
+        theirs = np.array(train(variant, SETTINGS, STEPS))
+        ours = np.array(candidate.train(probe, SETTINGS, STEPS))
+        gaps["losses"] = float(np.max(np.abs(ours / theirs - 1)))
+        effect = float(np.max(np.abs(theirs / np.array(train(plain, SETTINGS, STEPS)) - 1)))
+    worst = max(gaps, key=lambda name: np.inf if np.isnan(gaps[name]) else gaps[name])
+    return gaps[worst], worst, effect
+
+
+def candidate_classes(names: Iterable[str]) -> dict[str, Any]:
+    """The asked classes of candidates."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "torch":
+            from benchmarks.detection.torch_candidate import TorchCandidate as Found_
+        elif name == "jax":
+            from benchmarks.detection.jax_candidate import JaxCandidate as Found_
+        else:
+            from benchmarks.detection.transformers_candidate import TransformersCandidate as Found_
+        found[name] = Found_
+    return found
+
+
+def check_code(make: Any, code: str | None, tried: list[Case], limit: float, most: int) -> Found:
+    """One code in at most so many of the cases that can have it, everywhere and, if it may be local, in the second layer alone."""
+    found = Found()
+    entry = CATALOGUE[code] if code else None
+    able = [case for case in tried if (entry is None or entry.applies(case[1])) and make.holds(case[1])]
+    for case in able[:: -(-len(able) // most)] if able else []:
+        name, config, parameters, _ = case
+        for layers in [None, [1]] if entry is not None and entry.local else [None]:
+            where = f"{name}{'' if layers is None else ', layer 1'}"
+            try:
+                candidate = make(config, parameters, {code} if code else set(), layers, "float64")
+                candidate.jit = found.worst < 0  # compiled once, and operation by operation after that
+                worst, tap, effect = compare(candidate, case, code, layers)
+            except Exception as error:
+                found.faults.append(f"{where}: {type(error).__name__}: {error}")
+                continue
+            if not worst <= limit:
+                found.faults.append(f"{where}: {tap} is off by {worst:.2g} (the mistake's effect: {effect:.2g})")
+            if not worst <= found.worst:
+                found.worst, found.where = worst, f"{where}, {tap}"
+            found.effect = max(found.effect, effect)
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Check and print; 1 if anything disagrees. Arguments: candidates, and the start of the codes ("SL3")."""
+    start = next((a for a in arguments if a.startswith("SL")), "SL")
+    names = [a for a in arguments if not a.startswith("SL")] or ["torch", "jax", "transformers"]
+    classes = candidate_classes(names)
+    codes = [None, *sorted(code for code in CATALOGUE.keys() - RANDOM if code.startswith(start))]
+    tried = cases()
+    faults: list[str] = []
+    print(f"{'code':6} " + " ".join(f"{name:>13}" for name in classes) + "     effect  title")
+    for code in codes:
+        limit = CLEAN if code is None else TOLERANCES.get(code, SAME)
+        row, effect = [], 0.0
+        for name, make in classes.items():
+            if code is not None and code not in make.CODES:
+                row.append("-")
+                continue
+            found = check_code(make, code, tried, limit, most=len(tried) if name == "torch" else 4)
+            effect = max(effect, found.effect)
+            row.append(f"{found.worst:.1e}{' !' if found.faults or found.worst < 0 else '  '}")
+            known = KNOWN.get((name, code or ""))
+            if known is None:
+                faults += [f"{code or 'none'} {name}: {fault}" for fault in found.faults]
+            elif found.faults:
+                print(f"       {name}: {known}")
+            if found.worst < 0 and not found.faults:
+                faults.append(f"{code} {name}: no case can have it")
+        title = "no mistake" if code is None else CATALOGUE[code].title
+        print(
+            f"{code or 'none':6} " + " ".join(f"{cell:>13}" for cell in row) + f"   {effect:8.1e}  {title}", flush=True
+        )
+    print(f"{len(faults)} disagreements", *faults, sep="\n")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

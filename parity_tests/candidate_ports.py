@@ -1,0 +1,239 @@
+"""Small checkpoints in memory, and decoders as people write them: what the adapters of candidates are tested on."""
+
+import math
+
+import ladder
+import numpy as np
+from checkpoint_files import GPT2, LLAMA
+
+from samelogits.backend import get_backend
+from samelogits.batch import prepare
+from samelogits.checking.candidates import Candidate, check_output
+from samelogits.checking.probe import make_probe
+from samelogits.checkpoints.checkpoint import Checkpoint
+from samelogits.checkpoints.tensors import StoredTensor
+from samelogits.parameters import parameter_shapes, random_parameters
+from samelogits.taps import tap_names
+
+NOISE = {"float32": 2e-5, "bfloat16": 0.2}  # of the largest value; the worst measured are 6e-7 and 2e-2
+ATTENTION = ("scores", "weights", "q_rotated", "k_rotated")
+MASK = np.array([[1] * 7, [0, 0] + [1] * 5, [1] * 4 + [0] * 3])
+
+
+def checkpoint_of(config, seed=3):
+    """Float32 parameters in memory, as no folder."""
+    arrays = random_parameters(config, seed)
+    return Checkpoint(
+        source="memory",
+        format="canonical",
+        config=config,
+        tensors={name: StoredTensor("F32", arrays[name]) for name in parameter_shapes(config)},
+    )
+
+
+def probe_of(config, mask=MASK):
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, mask.shape)
+    return make_probe(config.vocab_size, config.position_limit, tokens, mask)
+
+
+def run_checked(candidate, config, probe=None):
+    """Its output on the probe, through the contract's checks."""
+    probe = probe or probe_of(config, MASK if candidate.takes_mask else np.ones_like(MASK))
+    return check_output(candidate.run(probe), config, probe, candidate.name)
+
+
+def assert_is_model(candidate, config, absent=(), mask=MASK):
+    """Every tap but the absent kinds, within the noise of its precision, at every real token. The output."""
+    assert isinstance(candidate, Candidate)
+    probe = probe_of(config, mask)
+    output = run_checked(candidate, config, probe)
+    known = get_backend("numpy").load(config, checkpoint_of(config).parameters(), "float64", None)
+    expected = known.activations(probe.tokens_BT, probe.mask_BT)
+    wanted = [name for name in tap_names(config) if name.rpartition(".")[2] not in absent]
+    assert sorted(output.taps) == sorted(wanted)
+    assert np.array_equal(output.taps["logits"], output.logits)
+    visible = prepare(config, probe.tokens_BT, mask).visible_BTS & probe.mask_BT[:, :, None]
+    for name in wanted:
+        found, known_array = output.taps[name], expected[name]
+        if name.endswith(("scores", "weights")):
+            shown = np.broadcast_to(visible[:, None], found.shape)
+        else:
+            shown = probe.mask_BT
+        ladder.assert_close(found[shown], known_array[shown], NOISE[candidate.precision], name)
+    return output
+
+
+def nano_gpt(parameters):
+    """nanoGPT's modules, names and ways: one projection for q, k, v; without targets, the last logits only."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    c = GPT2
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c_attn, self.c_proj = nn.Linear(c.d_model, 3 * c.d_model), nn.Linear(c.d_model, c.d_model)
+            self.resid_dropout = nn.Dropout(0.3)
+
+        def forward(self, x):
+            B, T, D = x.shape
+            q, k, v = (each.view(B, T, c.n_heads, -1).transpose(1, 2) for each in self.c_attn(x).split(D, dim=2))
+            hidden = torch.ones(T, T).tril() == 0
+            weights = (q @ k.transpose(2, 3) / math.sqrt(c.d_head)).masked_fill(hidden, -math.inf).softmax(-1)
+            return self.resid_dropout(self.c_proj((weights @ v).transpose(1, 2).reshape(B, T, D)))
+
+    class MLP(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c_fc, self.gelu = nn.Linear(c.d_model, c.d_ff), nn.GELU("tanh")
+            self.c_proj, self.dropout = nn.Linear(c.d_ff, c.d_model), nn.Dropout(0.3)
+
+        def forward(self, x):
+            return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln_1, self.attn = nn.LayerNorm(c.d_model, c.norm_eps), Attention()
+            self.ln_2, self.mlp = nn.LayerNorm(c.d_model, c.norm_eps), MLP()
+
+        def forward(self, x):
+            x = x + self.attn(self.ln_1(x))
+            x += self.mlp(self.ln_2(x))  # in place: what a hook kept by reference would change
+            return x
+
+    class GPT(nn.Module):
+        def __init__(self):
+            super().__init__()
+            parts = {
+                "wte": nn.Embedding(c.vocab_size, c.d_model),
+                "wpe": nn.Embedding(c.max_seq_len, c.d_model),
+                "drop": nn.Dropout(0.3),
+                "h": nn.ModuleList([Block() for _ in range(c.n_layers)]),
+                "ln_f": nn.LayerNorm(c.d_model, c.norm_eps),
+            }
+            self.transformer = nn.ModuleDict(parts)
+            self.lm_head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+            self.lm_head.weight = self.transformer.wte.weight
+
+        def forward(self, idx, targets=None):
+            t = self.transformer
+            x = t.drop(t.wte(idx) + t.wpe(torch.arange(idx.shape[1])))
+            for block in t.h:
+                x = block(x)
+            x = t.ln_f(x)
+            if targets is None:
+                return self.lm_head(x[:, [-1]]), None
+            logits = self.lm_head(x)
+            return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    names = {
+        "wte": "model.embed_tokens", "wpe": "model.embed_positions", "ln_f": "model.norm",
+        "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
+        "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
+    }  # fmt: skip
+    model = GPT()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            module, _, kind = name.removeprefix("transformer.").rpartition(".")
+            layer = ""
+            if module.startswith("h."):
+                _, index, module = module.split(".", 2)
+                layer = f"model.layers.{index}."
+            if module == "attn.c_attn":
+                found = np.concatenate([parameters[f"{layer}self_attn.{letter}_proj.{kind}"] for letter in "qkv"])
+            else:
+                found = parameters[f"{layer}{names[module]}.{kind}"]
+            value.copy_(torch.tensor(found))
+    return model
+
+
+def nnx_llama(parameters):
+    """A Llama of Flax's own layers, with dropout, in training mode."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from samelogits.positions import rotary_tables
+
+    c = LLAMA
+
+    class Base(nnx.Module):
+        def __init__(self, name, rngs, out, into):
+            self.kernel = nnx.Param(jnp.asarray(parameters[f"{name}.weight"].T))
+
+        def __call__(self, x):
+            return jnp.einsum("...i,io->...o", x, self.kernel[...])
+
+    class Projection(Base):  # its __call__ is inherited
+        pass
+
+    class Attention(nnx.Module):
+        def __init__(self, name, rngs):
+            width = {"q": c.n_heads, "k": c.n_kv_heads, "v": c.n_kv_heads}
+            for letter, heads in width.items():
+                setattr(self, f"{letter}_proj", Projection(f"{name}.{letter}_proj", rngs, heads * c.d_head, c.d_model))
+            self.o_proj = Projection(f"{name}.o_proj", rngs, c.d_model, c.n_heads * c.d_head)
+
+        def __call__(self, x, mask):
+            B, T, _ = x.shape
+            cos, sin = (jnp.asarray(table)[:, :, None] for table in rotary_tables(np.arange(T)[None], c.d_head, 5000.0))
+
+            def rotate(x):
+                a, b = jnp.split(x, 2, -1)
+                cosines, sines = jnp.broadcast_to(cos, a.shape), jnp.broadcast_to(sin, a.shape)
+                return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], -1)
+
+            q, k, v = (
+                getattr(self, f"{letter}_proj")(x).reshape(B, T, heads, c.d_head)
+                for letter, heads in (("q", c.n_heads), ("k", c.n_kv_heads), ("v", c.n_kv_heads))
+            )
+            k, v = (jnp.repeat(each, c.n_heads // c.n_kv_heads, 2) for each in (rotate(k), v))
+            scores = jnp.einsum("btnh,bsnh->bnts", rotate(q), k) / math.sqrt(c.d_head)
+            seen = jnp.tril(jnp.ones((T, T), bool))[None, None] & (mask[:, None, None] > 0)
+            weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1)
+            return self.o_proj(jnp.einsum("bnts,bsnh->btnh", weights, v).reshape(B, T, -1))
+
+    class MLP(nnx.Module):
+        def __init__(self, name, rngs):
+            self.gate_proj = Projection(f"{name}.gate_proj", rngs, c.d_ff, c.d_model)
+            self.up_proj = Projection(f"{name}.up_proj", rngs, c.d_ff, c.d_model)
+            self.down_proj = Projection(f"{name}.down_proj", rngs, c.d_model, c.d_ff)
+
+        def __call__(self, x):
+            return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def norm(name, rngs):
+        made = nnx.RMSNorm(c.d_model, epsilon=c.norm_eps, rngs=rngs)
+        made.scale[...] = jnp.asarray(parameters[f"{name}.weight"])
+        return made
+
+    class Layer(nnx.Module):
+        def __init__(self, name, rngs):
+            self.input_layernorm = norm(f"{name}.input_layernorm", rngs)
+            self.self_attn = Attention(f"{name}.self_attn", rngs)
+            self.post_attention_layernorm = norm(f"{name}.post_attention_layernorm", rngs)
+            self.mlp = MLP(f"{name}.mlp", rngs)
+            self.dropout = nnx.Dropout(0.4, rngs=rngs)
+
+        def __call__(self, x, mask):
+            x = x + self.dropout(self.self_attn(self.input_layernorm(x), mask))
+            return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+
+    class Llama(nnx.Module):
+        def __init__(self, rngs):
+            self.embed_tokens = nnx.Embed(c.vocab_size, c.d_model, rngs=rngs)
+            self.embed_tokens.embedding[...] = jnp.asarray(parameters["model.embed_tokens.weight"])
+            self.layers = nnx.List([Layer(f"model.layers.{i}", rngs) for i in range(c.n_layers)])
+            self.norm = norm("model.norm", rngs)
+            self.lm_head = Projection("lm_head", rngs, c.vocab_size, c.d_model)
+
+        def __call__(self, tokens, attention_mask):
+            x = self.embed_tokens(tokens)
+            for layer in self.layers:
+                x = layer(x, attention_mask)
+            return {"logits": self.lm_head(self.norm(x)), "cache": object()}
+
+    return Llama(nnx.Rngs(0))

@@ -1,0 +1,248 @@
+"""The commands that compare: check, diagnose, record, explain, demo."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from samelogits.checkpoints import Checkpoint, open_checkpoint
+from samelogits.checkpoints.atomic import atomic_file, check_file
+from samelogits.errors import InputError
+
+SAME, DIFFERENT, NOT_PROVEN = 0, 1, 3
+Say = Callable[[str], None]
+Command = Callable[..., argparse.ArgumentParser]
+# What --html FILE and its like write.
+WRITERS = ("json", "html", "markdown", "sarif", "junit")
+
+
+def add_commands(command: Command, model_help: str, default_model: str, helpers: Any) -> None:
+    """Add the commands to the parser. helpers: the command line's own say, tokens, progress, names and count."""
+
+    def add_reports(to: argparse.ArgumentParser) -> None:
+        for name in WRITERS:
+            to.add_argument(f"--{name}", metavar="FILE", help=f"also write the report as {name}")
+        to.add_argument("--github", action="store_true", help="also print annotations for GitHub's workflows")
+
+    def add_candidate(to: argparse.ArgumentParser, required: bool) -> None:
+        to.add_argument(
+            "--candidate",
+            metavar="SPEC",
+            required=required,
+            help="your own: module:function, a recording's .npz or .safetensors, hf: (transformers on the same weights), "
+            "hf:FOLDER, torch, jax or numpy; options as in hf:?dtype=bfloat16",
+        )
+        to.add_argument("--name-map", metavar="FILE.yaml", help="names of its activations, or a built-in map's name")
+        to.add_argument("--precision", help="what the candidate computes in (default: what it says or shows)")
+
+    check = command(
+        "check",
+        lambda options: _check(options, helpers),
+        "compare a candidate with the reference, or the three implementations with each other",
+        "check --candidate mine:forward --html report.html",
+    )
+    check.add_argument("model", nargs="?", default=default_model, help=f"{model_help} (default {default_model})")
+    add_candidate(check, required=False)
+    check.add_argument("--list-taps", action="store_true", help="print the names of this model's activations, and stop")
+    check.add_argument("--no-diagnosis", action="store_true", help="do not look for the cause")
+    check.add_argument("--backends", type=helpers.names, metavar="A,B", help="without a candidate: which to compare")
+    check.add_argument("--dtypes", type=helpers.names, metavar="A,B", help="default float64,float32")
+    check.add_argument("--device", help="for the backends that have it; the others run on their first")
+    check.add_argument("--steps", type=helpers.count, default=10, help="AdamW steps (default 10)")
+    check.add_argument("--no-exact", action="store_true", help="leave exact arithmetic out (12 bytes a weight)")
+    add_reports(check)
+    helpers.add_input(check)
+
+    diagnose = command(
+        "diagnose",
+        lambda options: _diagnose(options, helpers),
+        "say which known mistake makes a candidate match, at length",
+        "diagnose shakespeare --candidate mine:forward",
+    )
+    diagnose.add_argument("model", help=model_help)
+    add_candidate(diagnose, required=True)
+    helpers.add_input(diagnose)
+
+    record = command(
+        "record",
+        lambda options: _record(options, helpers),
+        "write what a model or candidate computes, to be compared elsewhere",
+        "record shakespeare --candidate torch?dtype=bfloat16 -o recording.npz",
+    )
+    record.add_argument("model", help=model_help)
+    add_candidate(record, required=True)
+    record.add_argument("-o", "--output", required=True, metavar="FILE.npz", help=".npz or .safetensors")
+    helpers.add_input(record)
+
+    explain = command(
+        "explain", lambda options: _explain(options, helpers), "explain a known mistake, or list them all", "explain SL301"
+    )
+    explain.add_argument("code", nargs="?", help="SL101 to SL967; all are listed without one")
+
+    demo = command(
+        "demo",
+        lambda options: _demo(options, helpers),
+        "plant a bug in a copy of the shipped model, find it and name it",
+        "demo --code SL301",
+    )
+    demo.add_argument("--code", default="SL121", help="the mistake to plant (default SL121)")
+    demo.add_argument("--layer", type=helpers.count, metavar="N", help="where (default 2; everywhere for other codes)")
+    demo.add_argument("-o", "--output", default="samelogits-demo", metavar="FOLDER", help="default samelogits-demo")
+
+
+def _check(options: argparse.Namespace, helpers: Any) -> int:
+    from samelogits.checking.check import check
+    from samelogits.taps import tap_names
+
+    for name in WRITERS:
+        if getattr(options, name):
+            check_file(Path(getattr(options, name)), overwrite=True)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and JAX may share a device's memory
+    checkpoint = open_checkpoint(options.model)
+    if options.list_taps:
+        helpers.say("\n".join(tap_names(checkpoint.config)))
+        return SAME
+    given = options.tokens is not None or options.prompt is not None
+    progress = helpers.progress()
+    report = check(
+        checkpoint,
+        backends=options.backends,
+        candidate=options.candidate,
+        tokens=helpers.tokens(options, checkpoint) if given else None,
+        name_map=options.name_map,
+        precision=options.precision,
+        diagnose=not options.no_diagnosis,
+        dtypes=options.dtypes or ("float64", "float32"),
+        device=options.device,
+        steps=options.steps,
+        exact=not options.no_exact,
+        progress=progress,
+    )
+    progress("")
+    return _finish(report, options, helpers)
+
+
+def _finish(report: Any, options: argparse.Namespace, helpers: Any) -> int:
+    """Print and write a report; its exit status."""
+    from samelogits.report import github_text, html_text, junit_text, markdown_text, sarif_text
+
+    if report.candidate is not None:
+        report.candidate.repeat = _repeat(options)
+    writers = {"html": html_text, "markdown": markdown_text, "sarif": sarif_text, "junit": junit_text}
+    for name in WRITERS:
+        path = getattr(options, name, None)
+        if path:
+            text = report.to_json() if name == "json" else writers[name](report)
+            with atomic_file(Path(path), overwrite=True) as file:
+                file.write(text.encode())
+    helpers.say(report.to_text())
+    if getattr(options, "github", False):
+        helpers.say(github_text(report))
+    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+
+
+def _repeat(options: argparse.Namespace) -> str:
+    """The command that repeats this check."""
+    words = ["samelogits", "check", options.model, "--candidate", options.candidate]
+    for name in ("name_map", "precision", "prompt", "tokens"):
+        if getattr(options, name, None) is not None:
+            words += [f"--{name.replace('_', '-')}", getattr(options, name)]
+    return shlex.join(words)
+
+
+def _candidate_report(options: argparse.Namespace, helpers: Any, checkpoint: Checkpoint) -> Any:
+    from samelogits.checking.check import check
+
+    given = options.tokens is not None or options.prompt is not None
+    progress = helpers.progress()
+    report = check(
+        checkpoint,
+        candidate=options.candidate,
+        tokens=helpers.tokens(options, checkpoint) if given else None,
+        name_map=options.name_map,
+        precision=options.precision,
+        progress=progress,
+    )
+    progress("")
+    return report
+
+
+def _diagnose(options: argparse.Namespace, helpers: Any) -> int:
+    report = _candidate_report(options, helpers, open_checkpoint(options.model))
+    result = report.candidate
+    lines = [f"{report.verdict}: {report.coverage}"]
+    if report.first_divergence:
+        lines.append(f"first divergence: {report.first_divergence}; off: {result.spread}")
+    for cause in result.causes:
+        same = f" (the same function here: {', '.join(cause.same_as)})" if cause.same_as else ""
+        lines += ["", f"{cause.code}  {cause.title}, {cause.places}: {cause.fit}{same}"]
+        lines += textwrap.wrap(" ".join(cause.explanation.split()), 110, initial_indent="    ", subsequent_indent="    ")
+        worst = sorted(cause.reruns.items(), key=lambda item: -item[1])[:4]
+        lines += ["    " + ", ".join(f"{tap} {share:.2g}" for tap, share in worst) + " of the limit"] if worst else []
+    if report.first_divergence and not any(cause.explains for cause in result.causes):
+        lines += ["", f"No known mistake explains it: an unknown one at {report.first_divergence}."]
+    for undecided in result.undecided:
+        lines.append(f"undecided: {undecided.code} {undecided.title}: {undecided.reason}; {undecided.decided_by}")
+    helpers.say("\n".join(lines))
+    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+
+
+def _record(options: argparse.Namespace, helpers: Any) -> int:
+    from samelogits.checking.against import choose_probe
+    from samelogits.checking.candidates import open_candidate, record
+
+    check_file(Path(options.output), overwrite=True)
+    checkpoint = open_checkpoint(options.model)
+    candidate = open_candidate(options.candidate, checkpoint, options.name_map, options.precision)
+    given = options.tokens is not None or options.prompt is not None
+    tokens = helpers.tokens(options, checkpoint) if given else None
+    probe = choose_probe(candidate, checkpoint.config, tokens, None)
+    recording = record(candidate, probe, Path(options.output), overwrite=True)
+    B, T = probe.tokens_BT.shape
+    helpers.say(f"{options.output}: {B} rows of {T} tokens, logits and {len(recording.taps)} taps of {candidate.name}")
+    return SAME
+
+
+def _explain(options: argparse.Namespace, helpers: Any) -> int:
+    from samelogits.checking.catalogue import fields, find
+
+    if options.code is None:
+        for title, mistakes in fields().items():
+            helpers.say(f"{title}\n" + "\n".join(f"  {m.code}  {m.title}" for m in mistakes))
+        return SAME
+    mistake = find(options.code)
+    lines = [f"{mistake.code}: {mistake.title}", "", *mistake.explanation.splitlines()]
+    lines += ["", f"Seen with: {mistake.seen_with}."] if mistake.seen_with else []
+    lines += ["", "Its effect is rounding: in 16 bits it can't be told from the candidate's own."] if mistake.rounding else []
+    helpers.say("\n".join(lines))
+    return SAME
+
+
+def _demo(options: argparse.Namespace, helpers: Any) -> int:
+    from samelogits.checking.demonstration import record_mistake
+
+    folder = Path(options.output)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: expected a folder that can be made: {error.strerror}") from error
+    checkpoint = open_checkpoint("shakespeare")
+    default = options.code.upper() == "SL121" and options.layer is None
+    layers = [2] if default else None if options.layer is None else [options.layer]
+    path = folder / "candidate.npz"
+    title = record_mistake(checkpoint, options.code, layers, path)
+    where = "everywhere" if layers is None else f"in layer {layers[0]}"
+    helpers.say(f"Planted {where}: {options.code.upper()}, {title}.\nThe checker is told nothing of it:\n")
+    options.model, options.candidate = "shakespeare", str(path)
+    options.name_map = options.precision = options.prompt = options.tokens = None
+    options.html = str(folder / "report.html")
+    report = _candidate_report(options, helpers, checkpoint)
+    _finish(report, options, helpers)
+    helpers.say(f"\nThe same as a page: {options.html}")
+    codes = [code for cause in report.candidate.causes[:1] for code in (cause.code, *cause.same_as)]
+    return SAME if options.code.upper() in codes else DIFFERENT

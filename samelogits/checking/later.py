@@ -1,0 +1,248 @@
+"""What comes after one forward pass: rows alone, decoding with a cache, loss, gradients, training, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from samelogits.checking.candidates.candidate import Candidate, Output
+from samelogits.checking.catalogue import Mistake, Stage
+from samelogits.checking.judge import RUNS, Judge
+from samelogits.checking.noise import disturb
+from samelogits.checking.probe import Probe
+from samelogits.checking.rehearsal import gradients, train
+from samelogits.checking.report import Cause, Report, StageResult
+from samelogits.checking.scores import ROW_LIMIT, Spread
+from samelogits.checking.variant import Variant
+from samelogits.errors import CandidateError
+from samelogits.schedule import AdamWSettings
+
+Array = np.ndarray
+Progress = Callable[[str], None]
+# A schedule that warms up, gradients that are clipped, decay that shows: what the training mistakes need.
+TRAINING = AdamWSettings(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=1.0, warmup_steps=2, total_steps=8)
+STEPS = 6
+TRAINABLE = 20_000_000  # weights; the reference trains in float64, many times
+GRADIENT_LIMIT = 3.0  # of the noise: the backward pass's own is modelled less closely than the forward pass's
+TEMPERATURE, TOP_P = 0.7, 0.9  # of the log-probabilities that samplers mean
+
+
+def later_stages(
+    report: Report,
+    judge: Judge,
+    candidate: Candidate,
+    output: Output,
+    total: Mapping[str, Spread],
+    catalogue: Mapping[str, Mistake],
+    progress: Progress,
+) -> list[StageResult]:
+    """Every further stage that the candidate can be asked about; causes of a failing one are added to the report."""
+    stages = _Stages(report, judge, candidate, output, catalogue, progress)
+    found = [stages.rows_alone(total["logits"]), stages.decoding(total["logits"])]
+    same_forward = all(tap.inside for tap in stages.result.taps)
+    for stage, run in (("loss", stages.loss), ("gradients", stages.gradients), ("training", stages.training)):
+        if stage != "loss" and not same_forward:
+            found.append(stages.skipped(stage, "the forward pass is different"))
+        else:
+            found.append(run())
+    found.append(stages.log_probabilities())
+    return [stage for stage in found if stage is not None]
+
+
+class _Stages:
+    def __init__(
+        self,
+        report: Report,
+        judge: Judge,
+        candidate: Candidate,
+        output: Output,
+        catalogue: Mapping[str, Mistake],
+        progress: Progress,
+    ):
+        assert report.candidate is not None
+        self.result, self.judge, self.candidate, self.output = report.candidate, judge, candidate, output
+        self.catalogue, self.progress, self.probe = catalogue, progress, judge.probe
+
+    def skipped(self, stage: str, reason: str) -> StageResult:
+        return StageResult(self.result.precision, stage, self.result.name, "skipped", reason=reason)
+
+    def _result(self, stage: str, share: float, error: float, where: str, compared: int) -> StageResult:
+        return StageResult(
+            dtype=self.result.precision,
+            stage=stage,
+            backend=self.result.name,
+            verdict="same" if share <= 1 else "different",
+            error=error,
+            relative=share,
+            limit=1.0,
+            where=where,
+            compared=compared,
+        )
+
+    def _judge_logits(self, stage: str, logits: Array, spread: Spread) -> StageResult:
+        if logits.shape != spread.reference.shape:
+            raise CandidateError(
+                f"candidate {self.result.name}: {stage}: expected logits of shape {list(spread.reference.shape)}, "
+                f"found {list(logits.shape)}"
+            )
+        score = spread.judge(logits.astype(np.float64))
+        difference = np.where(spread.real, np.abs(logits - spread.reference), 0)
+        return self._result(stage, score.share, float(difference.max()), f"logits {list(score.row_place)}", 1)
+
+    def rows_alone(self, spread: Spread) -> StageResult | None:
+        """Each row by itself and without padding, against the batch."""
+        p = self.probe
+        if self.candidate.probe is not None or len(p.tokens_BT) < 2:
+            return None
+        self.progress(f"{self.result.name}: rows alone")
+        logits = np.zeros(spread.reference.shape)
+        for row, (tokens_T, mask_T) in enumerate(zip(p.tokens_BT, p.mask_BT, strict=True)):
+            alone = tokens_T[mask_T][None]
+            found = self.candidate.run(Probe(alone, np.ones(alone.shape, bool), np.full_like(alone, -100))).logits
+            logits[row, mask_T] = found[0, :, : logits.shape[2]]
+        return self._judge_logits("row alone", logits, spread)
+
+    def decoding(self, spread: Spread) -> StageResult | None:
+        """The same tokens through the candidate's cache."""
+        decode = getattr(self.candidate, "decode", None)
+        if decode is None:
+            return None
+        self.progress(f"{self.result.name}: decoding")
+        return self._judge_logits("decoding", np.asarray(decode(self.probe))[..., : spread.reference.shape[2]], spread)
+
+    def loss(self) -> StageResult | None:
+        """The loss that belongs to the candidate's own logits."""
+        if self.output.loss is None:
+            return None
+        found, logits = self.output.loss, np.asarray(self.output.logits, np.float64)
+        expected = float(self.judge.variant().loss(logits))
+        noise = self._noise([float(v.loss(logits)) for v in self._noisy()], expected)
+        share = _share(abs(found - expected), ROW_LIMIT * noise)
+        if share > 1:
+            tried = [(m, _tried_loss(self.judge.variant(m.plant), logits)) for m in self._known("loss")]
+            self._explain([(m, _share(abs(found - value), ROW_LIMIT * noise)) for m, value in tried])
+        return self._result("loss", share, abs(found - expected), f"{found:.7g}, expected {expected:.7g}", 1)
+
+    def gradients(self) -> StageResult | None:
+        """Gradients, layer by layer from the loss backwards; a bias is judged together with its weight."""
+        if not self.output.gradients:
+            return None
+        self.progress("gradients with noise")
+        _, expected = gradients(self.judge.variant())
+        noisy = [gradients(variant)[1] for variant in self._noisy(4)]
+        shares: dict[str, tuple[float, float]] = {}
+        for layer in dict.fromkeys(name.rpartition(".")[0] for name in reversed(expected)):
+            names = [name for name in expected if name.rpartition(".")[0] == layer]
+            missing = [name for name in names if name not in self.output.gradients]
+            if missing:
+                return self._result("gradients", np.inf, np.inf, f"{missing[0]} is missing", len(shares))
+            error = sum(float(np.square(self.output.gradients[n] - expected[n]).sum()) for n in names)
+            noise = sum(float(np.square(run[n] - expected[n]).sum()) for run in noisy for n in names) / len(noisy)
+            shares[layer] = _share(np.sqrt(error), GRADIENT_LIMIT * np.sqrt(noise)), np.sqrt(error)
+        off = next((layer for layer, (share, _) in shares.items() if not share <= 1), None)
+        shown = off or max(shares, key=lambda layer: shares[layer][0])
+        return self._result("gradients", *shares[shown], shown, len(shares))
+
+    def training(self) -> StageResult | None:
+        """Losses of a few AdamW steps on the probe."""
+        found = self.output.losses
+        run = getattr(self.candidate, "train", None)
+        if run is None and not found:
+            return None
+        if sum(array.size for array in self.judge.parameters.values()) > TRAINABLE:
+            return self.skipped("training", f"only models of up to {TRAINABLE:,} weights are trained")
+        if not found and run is not None:
+            self.progress(f"{self.result.name}: {STEPS} steps")
+            found = run(self.probe, TRAINING, STEPS)
+        self.progress("training with noise")
+        steps = len(found)
+        expected = train(self.judge.variant(), TRAINING, steps)
+        runs = np.array([train(variant, TRAINING, steps) for variant in self._noisy(4)])
+        noise = ROW_LIMIT * np.array([self._noise(runs[:, i], expected[i]) for i in range(steps)])
+
+        def worst(losses: Sequence[float]) -> float:
+            return float(np.max(np.abs(np.array(found) - losses) / noise))
+
+        share = worst(expected)
+        if not share <= 1:
+            known = self._known("training")
+            with np.errstate(all="ignore"):
+                tried = [(m, worst(train(self.judge.variant(m.plant), TRAINING, steps))) for m in known]
+            self._explain(tried)
+        at = int(np.argmax(np.abs(np.array(found) - expected) / noise))
+        return self._result("training", share, abs(found[at] - expected[at]), f"loss of step {at}", steps)
+
+    def log_probabilities(self) -> StageResult | None:
+        """Log-probabilities of the targets, as trainers mean them; which of a sampler's they are, where they are not."""
+        found = self.output.log_probabilities
+        if found is None:
+            return None
+        p = self.probe
+        counted_BT, logits = p.targets_BT >= 0, np.asarray(self.output.logits, np.float64)
+        ids_BT1 = np.where(counted_BT, p.targets_BT, 0)[..., None]
+        meanings = {"raw": logits, f"at temperature {TEMPERATURE}": logits / TEMPERATURE, f"top-p {TOP_P}": None}
+        errors = {}
+        for meaning, values in meanings.items():
+            log_p = _log_softmax(_truncate(logits) if values is None else values)
+            expected = np.take_along_axis(log_p, ids_BT1, -1)[..., 0]
+            errors[meaning] = float(np.max(np.where(counted_BT, _distance(found, expected), 0)))
+        limit = 16 * self.judge.precision.inside * float(np.abs(logits[p.mask_BT]).max())
+        nearest = min(errors, key=lambda meaning: errors[meaning])
+        where = "" if nearest == "raw" else f"these are log-probabilities {nearest}"
+        return self._result("log-probabilities", _share(errors["raw"], limit), errors["raw"], where, 1)
+
+    def _noisy(self, runs: int = RUNS) -> list[Variant]:
+        """The reference, each time with other noise."""
+        made = []
+        for seed in range(runs):
+            variant = self.judge.variant()
+            disturb(variant, self.judge.precision, seed)
+            made.append(variant)
+        return made
+
+    def _noise(self, runs: Sequence[float] | Array, expected: float) -> float:
+        """Noise of a number, at least that of storing it."""
+        spread = float(np.sqrt(np.mean(np.square(np.asarray(runs) - expected))))
+        return max(spread, self.judge.precision.storage * abs(expected) / np.sqrt(3))
+
+    def _known(self, stage: Stage) -> list[Mistake]:
+        return [m for m in self.catalogue.values() if m.stage == stage and m.applies(self.judge.config)]
+
+    def _explain(self, tried: Sequence[tuple[Mistake, float]]) -> None:
+        """Add the mistakes of a later stage to the causes, the best first."""
+        ranked = sorted(tried, key=lambda pair: pair[1])[:3]
+        self.result.causes += [Cause(m.code, m.title, "", share, share, m.explanation) for m, share in ranked]
+
+
+def _tried_loss(variant: Variant, logits: Array) -> float:
+    with np.errstate(all="ignore"):
+        return float(variant.loss(logits))
+
+
+def _share(error: float, limit: float) -> float:
+    if error == 0:
+        return 0.0
+    return float(error / limit) if limit > 0 and np.isfinite(error) else np.inf
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def _truncate(logits: Array) -> Array:
+    """Logits of the smallest set of tokens that holds TOP_P of the probability, minus infinity elsewhere."""
+    order = np.argsort(-logits, axis=-1)
+    p = np.take_along_axis(np.exp(_log_softmax(logits)), order, -1)
+    dropped = np.cumsum(p, -1) - p >= TOP_P
+    out = np.empty_like(logits)
+    np.put_along_axis(out, order, np.where(dropped, -np.inf, np.take_along_axis(logits, order, -1)), -1)
+    return out
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """|a - b|, 0 where both are minus infinity."""
+    with np.errstate(invalid="ignore"):
+        return np.where(a == b, 0, np.abs(np.asarray(a, np.float64) - b))
