@@ -13,7 +13,6 @@ from ladder import needs
 from samelogits.checking.candidates import FunctionCandidate, ModelCandidate, check_output, open_candidate
 from samelogits.errors import BackendError, CandidateError, InputError
 
-
 # Functions
 
 

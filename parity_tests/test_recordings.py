@@ -25,22 +25,20 @@ from samelogits.checking.candidates import (
 )
 from samelogits.checking.candidates.array_files import write_arrays
 from samelogits.checking.probe import make_probe
-from samelogits.errors import CandidateError, InputError
+from samelogits.errors import CandidateError
 
 TOKENS = np.zeros((1, 2), np.int64)
 LOGITS = np.zeros((1, 2, 11), np.float32)
+PROBE = make_probe(11, None, TOKENS)
 SUFFIXES = ("npz", "safetensors")
 formats = pytest.mark.parametrize("suffix", SUFFIXES)
-
-
-def model():
-    return get_backend("numpy").load(LLAMA, checkpoint_of(LLAMA).parameters(), "float32", None)
 
 
 @formats
 def test_what_is_recorded_is_read(suffix, tmp_path):
     probe, path = probe_of(LLAMA), tmp_path / f"a.{suffix}"
-    written = record(model(), probe, path)
+    model = get_backend("numpy").load(LLAMA, checkpoint_of(LLAMA).parameters(), "float32", None)
+    written = record(model, probe, path)
     candidate = open_candidate(path, checkpoint_of(LLAMA))
     assert isinstance(candidate, Candidate)
     assert (candidate.name, candidate.precision, candidate.source) == (str(path), "float32", "numpy")
@@ -72,7 +70,7 @@ def test_the_same_recording_is_the_same_bytes(suffix, tmp_path):
     write_recording(tmp_path / f"b.{suffix}", recording)
     first = (tmp_path / f"a.{suffix}").read_bytes()
     assert first == (tmp_path / f"b.{suffix}").read_bytes()
-    output = read_recording(tmp_path / f"a.{suffix}", LLAMA).run(probe_of_tokens())
+    output = read_recording(tmp_path / f"a.{suffix}", LLAMA).run(PROBE)
     assert output.losses == [1.5, 1.25]
     assert (output.taps["norm"].dtype, output.taps["embedded"].dtype) == (np.float64, np.float32)
     with pytest.raises(CandidateError, match="writing would destroy"):
@@ -81,10 +79,6 @@ def test_the_same_recording_is_the_same_bytes(suffix, tmp_path):
     assert len((tmp_path / f"a.{suffix}").read_bytes()) < len(first)
     with pytest.raises(CandidateError, match=r"ends in \.npz or \.safetensors"):
         write_recording(tmp_path / "a.pt", recording)
-
-
-def probe_of_tokens():
-    return make_probe(11, None, TOKENS)
 
 
 def test_files_of_numpy_are_read(tmp_path):
@@ -133,7 +127,7 @@ def test_bfloat16_and_nan_come_through(suffix, tmp_path):
 
 def test_candidates_can_be_recorded(tmp_path):
     candidate = FunctionCandidate(lambda tokens: np.ones((*tokens.shape, 11)), "port", "float32")
-    record(candidate, probe_of_tokens(), tmp_path / "a.npz", source="a port")
+    record(candidate, PROBE, tmp_path / "a.npz", source="a port")
     found = read_recording(tmp_path / "a.npz", LLAMA)
     assert (found.source, found.precision) == ("a port", "float32")
 
@@ -219,9 +213,8 @@ def assert_refused(path, fault, config=LLAMA):
 
 def npy(array=None, header=None):
     """The bytes of a .npy file; header: another one's text."""
-    file = io.BytesIO()
     if header is None:
-        np.lib.format.write_array(file, array, allow_pickle=True)
+        np.lib.format.write_array(file := io.BytesIO(), array, allow_pickle=True)
         return file.getvalue()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
 
@@ -355,5 +348,3 @@ def test_what_is_no_file(tmp_path):
     (tmp_path / "a.npz").mkdir()
     assert_refused(tmp_path / "a.npz", "regular file")
     assert_refused(tmp_path / "b.npz", "readable file")
-    with pytest.raises(InputError, match="at least one"):
-        make_probe(11, None, TOKENS[:, :0])

@@ -10,6 +10,7 @@ from samelogits.errors import InputError
 from samelogits.parameters import random_parameters
 
 FAMILIES = ("llama", "gpt2", "seed")
+ACTIVATIONS = {"llama": ("silu",), "gpt2": ("gelu_tanh", "gelu_tanh", "gelu", "relu"), "seed": ("relu", "gelu")}
 
 
 def random_case(seed: int, family: str) -> tuple[DecoderConfig, dict[str, np.ndarray], Probe]:
@@ -65,7 +66,7 @@ def _config(rng: np.random.Generator, family: str, length: int) -> DecoderConfig
         norm_eps=choose(1e-5, 1e-6, 1e-4) if family != "llama" else choose(1e-5, 1e-6),  # type: ignore[arg-type]
         norm_placement="post" if post else "pre",
         final_norm=not post or flip(0.3) if family == "seed" else True,
-        activation={"llama": "silu", "gpt2": "gelu_tanh"}.get(family) or choose("relu", "gelu"),  # type: ignore[arg-type]
+        activation=choose(*ACTIVATIONS[family]),  # type: ignore[arg-type]
         gated=family == "llama",
         position=position,  # type: ignore[arg-type]
         rope_theta=theta,  # type: ignore[arg-type]

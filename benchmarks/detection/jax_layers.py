@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from samelogits.config import DecoderConfig
@@ -151,18 +152,17 @@ def frequencies(config: DecoderConfig, wrong: frozenset[str], exact: bool) -> An
         theta = BASES[code]
     if "SL320" in wrong:
         width //= 2
-    dtype = jnp.float64 if "SL338" in wrong and exact else jnp.float32
     step = 1 if "SL313" in wrong else 2
     over = config.d_model if "SL312" in wrong else width
-    fraction = (step * jnp.arange(width // 2)).astype(dtype) / jnp.asarray(over, dtype)
-    if exact:
-        timescale = cast(jnp.power(jnp.float64(theta), fraction.astype(jnp.float64)), dtype)
+    if exact:  # in NumPy: XLA divides by a constant through its reciprocal
+        dtype = np.float64 if "SL338" in wrong else np.float32
+        fraction = (step * np.arange(width // 2)).astype(dtype) / dtype(over)
+        found = jnp.asarray(1 / np.power(np.float64(theta), fraction.astype(np.float64)).astype(dtype))
     else:
-        timescale = jnp.power(theta, fraction)
-    found = 1 / timescale
+        found = 1 / jnp.power(theta, step * jnp.arange(width // 2) / over)
     if "SL319" in wrong:
         wave = 2 * math.pi / found
-        smooth = jnp.clip((8192 / wave - 1.0) / (4.0 - 1.0), 0.0, 1.0).astype(dtype)
+        smooth = jnp.clip((8192 / wave - 1.0) / (4.0 - 1.0), 0.0, 1.0).astype(found.dtype)
         found = smooth * found + (1 - smooth) * found / 8.0
     return found
 

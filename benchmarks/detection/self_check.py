@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.detection.cases import random_case
 from samelogits.checking.catalogue import CATALOGUE
-from samelogits.checking.probe import Probe
+from samelogits.checking.probe import Probe, make_probe
 from samelogits.checking.rehearsal import train
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
@@ -37,6 +37,9 @@ _UNITS = {
 }
 TOLERANCES = {code: tolerance for tolerance, codes in _UNITS.items() for code in codes.split()}
 RANDOM = {"SL717"}  # dropout
+# Where what stands at padding reaches real tokens; transformers lets padded queries read everything.
+PADDING = {"SL424", "SL426", "SL427", "SL428", "SL442", "SL627"}
+TRANSFORMERS = 5e-5  # its Llama computes norms in float32 always
 # Where a library's own rule, which a port would take, is another one than the catalogue's.
 KNOWN = {
     ("jax", "SL966"): "optax takes the largest corrected second moment, the catalogue and torch correct the largest",
@@ -142,13 +145,19 @@ def candidate_classes(names: Iterable[str]) -> dict[str, Any]:
 
 
 def check_code(make: Any, code: str | None, tried: list[Case], limit: float, most: int) -> Found:
-    """One code in at most so many of the cases that can have it, everywhere and, if it may be local, in the second layer alone."""
+    """One code in at most so many of the cases that can have it: everywhere and, if it is local, in one layer."""
     found = Found()
     entry = CATALOGUE[code] if code else None
     able = [case for case in tried if (entry is None or entry.applies(case[1])) and make.holds(case[1])]
     for case in able[:: -(-len(able) // most)] if able else []:
         name, config, parameters, _ = case
-        for layers in [None, [1]] if entry is not None and entry.local else [None]:
+        bound = limit
+        if not make.complete:
+            bound = max(limit, TRANSFORMERS * (1 if config.n_layers < 10 else 100))
+            if code in PADDING - {"SL424"}:
+                case = (name, config, parameters, make_probe(config.vocab_size, None, case[3].tokens_BT))
+        alone = entry is not None and entry.local and (make.complete or code != "SL424")
+        for layers in [None, [1]] if alone else [None]:
             where = f"{name}{'' if layers is None else ', layer 1'}"
             try:
                 candidate = make(config, parameters, {code} if code else set(), layers, "float64")
@@ -157,7 +166,7 @@ def check_code(make: Any, code: str | None, tried: list[Case], limit: float, mos
             except Exception as error:
                 found.faults.append(f"{where}: {type(error).__name__}: {error}")
                 continue
-            if not worst <= limit:
+            if not worst <= bound:
                 found.faults.append(f"{where}: {tap} is off by {worst:.2g} (the mistake's effect: {effect:.2g})")
             if not worst <= found.worst:
                 found.worst, found.where = worst, f"{where}, {tap}"
@@ -181,7 +190,7 @@ def main(arguments: list[str]) -> int:
             if code is not None and code not in make.CODES:
                 row.append("-")
                 continue
-            found = check_code(make, code, tried, limit, most=len(tried) if name == "torch" else 4)
+            found = check_code(make, code, tried, limit, most=len(tried) if name == "torch" else 3)
             effect = max(effect, found.effect)
             row.append(f"{found.worst:.1e}{' !' if found.faults or found.worst < 0 else '  '}")
             known = KNOWN.get((name, code or ""))

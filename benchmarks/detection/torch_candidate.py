@@ -131,6 +131,7 @@ class TorchCandidate:
     takes_mask = True
     probe: Probe | None = None
     CODES = frozenset(CATALOGUE)
+    complete = True  # run gives every tap, if not fast
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class TorchCandidate:
         fast: bool = False,
     ):
         self.config, self.parameters, self.fast = config, parameters, fast
-        self.complete = not fast  # whether run gives every tap
+        self.complete = not fast
         self.planted = Planted(config, mistakes, layers)
         self.precision: str | None = dtype
         self.dtype = DTYPES[dtype]

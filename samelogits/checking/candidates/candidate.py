@@ -72,7 +72,7 @@ class FunctionCandidate:
 
     def __init__(self, function: Callable[..., Any], name: str | None = None, precision: str | None = None):
         self.function = function
-        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        self.name: str = name or str(getattr(function, "__qualname__", type(function).__name__))
         self.precision = precision
         self._mask_name = _mask_parameter(function)
         self.takes_mask = self._mask_name is not None
@@ -107,12 +107,12 @@ def output_of(found: Any, name: str) -> Output:
     taps: Mapping[str, Any] = {}
     if isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping):
         found, taps = found
-    if isinstance(found, Mapping):
+    if hasattr(found, "logits"):  # what transformers' models return, a mapping too
+        found = found.logits
+    elif isinstance(found, Mapping):
         if "logits" not in found:
             raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {sorted(found)[:8]}")
         taps, found = {key: value for key, value in found.items() if key != "logits"}, found["logits"]
-    elif hasattr(found, "logits"):  # what transformers' models return
-        found = found.logits
     return Output(to_numpy(found, f"candidate {name}: logits"), {k: to_numpy(v, f"tap {k}") for k, v in taps.items()})
 
 
@@ -167,9 +167,7 @@ def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str)
         elif kind == "logits":
             shape = expected
         array = output.taps[tap]
-        if array.shape != shape and array.shape == (B, T, int(np.prod(shape[2:]))):
-            array = array.reshape(shape)
-        elif kind == "mixed" and array.shape == (B, T, c.n_heads, c.d_head):
+        if array.shape in ((B, T, int(np.prod(shape[2:]))), (B, T, c.n_heads, c.d_head)) and array.size == np.prod(shape):
             array = array.reshape(shape)
         if array.shape != shape:
             raise CandidateError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -30,6 +31,7 @@ PREFIX = "hf:"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # A closed list: transformers takes other names as repositories of compiled kernels to download.
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+EAGER = "eager_attention_forward"  # what each of transformers' files calls its own
 RECORDED = ("q_rotated", "k_rotated", "scores", "weights")
 
 
@@ -59,10 +61,10 @@ class HuggingFaceCandidate(TorchModuleCandidate):
         """Source text of what computes a tap, and its place."""
         kind = tap.rpartition(".")[2]
         if kind in RECORDED:
-            function = "apply_rotary_pos_emb" if kind.endswith("rotated") else "eager_attention_forward"
-            part = next((part for part in self.module.modules() if hasattr(part, "layer_idx")), None)
-            if (found := _from_home(part, function)) is not None:
-                return source_of(found)
+            function = "apply_rotary_pos_emb" if kind.endswith("rotated") else EAGER
+            homes = [home for part in self._attentions() if (home := _home(part, function)) is not None]
+            if homes:
+                return source_of(getattr(homes[0], function))
         return super().source_of(tap)
 
     def _forward(self, module: Any, inputs: dict[str, Any]) -> Any:
@@ -73,48 +75,51 @@ class HuggingFaceCandidate(TorchModuleCandidate):
 
     @contextlib.contextmanager
     def _recorded(self, taps: dict[str, Array]) -> Iterator[None]:
-        """transformers' table of attention functions has one for "eager" that records, for as long as this lasts.
+        """The eager attention function of the model's file also records, for as long as this lasts.
 
-        The model's own function computes what the model goes on with; the scores, which it doesn't give, are computed
-        a second time by the same operations.
+        It computes what the model goes on with as ever; the scores, which it doesn't give, are computed a second time
+        by the same operations. It is replaced where its file looks it up, and not in the table of attention functions:
+        that isn't asked for "eager" in every version.
         """
-        table: Any = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
         own = {id(part) for part in self.module.modules()}
-        before = table.get("eager")
+        homes = {id(home): home for part in self._attentions() if (home := _home(part, EAGER)) is not None}
 
-        def eager(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
-            found = (before or _from_home(module, "eager_attention_forward"))(
-                module, query, key, value, attention_mask, **kwargs
-            )
-            layer = getattr(module, "layer_idx", None)
-            if id(module) not in own or layer is None:
+        def wrap(compute: Any) -> Any:
+            @functools.wraps(compute)
+            def eager(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+                found = compute(module, query, key, *args, **kwargs)
+                if id(module) in own:
+                    self._keep(taps, module, query, key, found[1], kwargs.get("scaling"))
                 return found
-            scaling = kwargs.get("scaling")
-            groups = query.shape[1] // key.shape[1]
-            keys = key.repeat_interleave(groups, dim=1)
-            scores = self.torch.matmul(query, keys.transpose(2, 3))
-            scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-            values = {"scores": scores, "weights": found[1]}
-            if self.config is not None and self.config.position == "rope":
-                values |= {"q_rotated": query.transpose(1, 2), "k_rotated": key.transpose(1, 2)}
-            for kind, array in values.items():
-                if array is not None:
-                    taps[f"layers.{layer}.self_attn.{kind}"] = to_numpy(array, f"{kind} of layer {layer}")
-            return found
 
-        table["eager"] = eager
-        try:
+            return eager
+
+        with contextlib.ExitStack() as stack:
+            for home in homes.values():
+                compute = getattr(home, EAGER)
+                stack.callback(setattr, home, EAGER, compute)
+                setattr(home, EAGER, wrap(compute))
             yield
-        finally:
-            del table["eager"]
-            if table.get("eager") is not before:
-                table["eager"] = before
+
+    def _keep(self, taps: dict[str, Array], module: Any, query: Any, key: Any, weights: Any, scaling: Any) -> None:
+        """The taps of one attention layer. query, key: [B, heads, T, H], rotated."""
+        keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = self.torch.matmul(query, keys.transpose(2, 3))
+        scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        values = {"scores": scores, "weights": weights}
+        if self.config is not None and self.config.position == "rope":
+            values |= {"q_rotated": query.transpose(1, 2), "k_rotated": key.transpose(1, 2)}
+        for kind, array in values.items():
+            taps[f"layers.{module.layer_idx}.self_attn.{kind}"] = to_numpy(array, f"{kind} of {module.layer_idx}")
+
+    def _attentions(self) -> list[Any]:
+        return [part for part in self.module.modules() if hasattr(part, "layer_idx")]
 
 
-def _from_home(module: Any, name: str) -> Any:
-    """What the file that defines a module's class has under this name; None if nothing."""
+def _home(module: Any, name: str) -> Any:
+    """The file that defines a module's class, if it has something under this name; None otherwise."""
     homes = (sys.modules.get(base.__module__) for base in type(module).__mro__)
-    return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+    return next((home for home in homes if hasattr(home, name)), None)
 
 
 def open_huggingface(

@@ -1,0 +1,143 @@
+"""One candidate with a known mistake, or none, put before the checker."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection.cases import random_case
+from samelogits.checking.against import check_candidate
+from samelogits.checking.candidates.candidate import Candidate, Output
+from samelogits.checking.catalogue import CATALOGUE, Mistake
+from samelogits.checking.probe import Probe
+from samelogits.checkpoints import trained_checkpoint
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to try. codes: mistakes that the candidate makes. layers: where, or everywhere. removed: whether the catalogue
+    lacks them."""
+
+    framework: str
+    family: str
+    seed: int
+    codes: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+    precision: str = "float32"
+    taps: bool = True
+    removed: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the checker said. rank: of the true cause, None where it is not named. undecided: whether it was said that
+    this run could not show the mistake. place: whether exactly the mistaken layers were named."""
+
+    verdict: str
+    detected: bool
+    undecided: bool
+    rank: int | None
+    named: tuple[str, ...]
+    explained: bool
+    place: bool
+    worst: float
+    seconds: float
+    error: str = ""
+
+
+class Trimmed:
+    """A candidate of which only part is seen."""
+
+    probe: Probe | None
+
+    def __init__(self, candidate: Candidate, probe: Probe, taps: bool, later: bool):
+        self.candidate, self.probe, self.taps, self.later = candidate, probe, taps, later
+        self.name, self.precision, self.takes_mask = candidate.name, candidate.precision, True
+        if later:
+            self.train = candidate.train  # type: ignore[attr-defined]
+
+    def run(self, probe: Probe) -> Output:
+        """Logits, and what else is seen."""
+        output = self.candidate.run(probe)
+        return Output(
+            output.logits, output.taps if self.taps else {}, loss=output.loss if self.later else None, notes=output.notes
+        )
+
+    def source_of(self, tap: str) -> tuple[str, str]:
+        """The candidate's own."""
+        return self.candidate.source_of(tap)
+
+
+def make_candidate(framework: str, config: Any, parameters: Mapping[str, Any], **options: Any) -> Candidate:
+    """The candidate that was written in this framework."""
+    if framework == "torch":
+        from benchmarks.detection.torch_candidate import TorchCandidate as Made
+    elif framework == "jax":
+        from benchmarks.detection.jax_candidate import JaxCandidate as Made  # type: ignore[assignment]
+    else:
+        from benchmarks.detection.transformers_candidate import TransformersCandidate as Made  # type: ignore[assignment]
+    return Made(config, parameters, **options)
+
+
+def run_trial(trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trial and its outcome as dictionaries."""
+    return asdict(trial), asdict(_run(trial))
+
+
+def _run(trial: Trial) -> Outcome:
+    config, parameters, probe = random_case(trial.seed, trial.family)
+    later = any(CATALOGUE[code].stage != "forward" for code in trial.codes)
+    layers = None if trial.layers is None else frozenset(trial.layers)
+    started = time.perf_counter()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        candidate = make_candidate(
+            trial.framework,
+            config,
+            parameters,
+            mistakes=frozenset(trial.codes),
+            layers=layers,
+            dtype=trial.precision,
+        )
+        catalogue: dict[str, Mistake] = dict(CATALOGUE)
+        if trial.removed:
+            for code in trial.codes:
+                del catalogue[code]
+        checkpoint = trained_checkpoint(config, parameters)
+        report = check_candidate(
+            checkpoint, Trimmed(candidate, probe, trial.taps, later), catalogue=catalogue, precision=trial.precision
+        )
+    result = report.candidate
+    assert result is not None
+    wanted = set(trial.codes)
+    named = [set(cause.code.split(" + ")) | set(cause.same_as) for cause in result.causes]
+    hits = [i for i, codes in enumerate(named) if wanted <= codes | _twins(result.causes[i].same_as)]
+    undecided = {each.code for each in result.undecided} | {c for c in wanted for d in report.doubts if c in d}
+    place = result.spread == _words(trial.layers) if trial.layers else True
+    return Outcome(
+        verdict=report.verdict,
+        detected=report.verdict == "different function",
+        undecided=bool(wanted & undecided) and report.verdict != "different function",
+        rank=hits[0] if hits and wanted else None,
+        named=tuple(f"{cause.code} {cause.share:.3g}" for cause in result.causes[:4]),
+        explained=bool(result.causes) and result.causes[0].explains,
+        place=place,
+        worst=max((tap.share for tap in result.taps), default=0.0),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _twins(same_as: tuple[str, ...]) -> set[str]:
+    """Codes in combinations that are the same function."""
+    return {code for words in same_as for code in words.split(" + ")}
+
+
+def _words(layers: tuple[int, ...] | None) -> str:
+    from samelogits.checking.diagnosis import describe_places
+
+    return describe_places(layers or ())
