@@ -87,7 +87,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="JSON of all trials")
     options = parser.parse_args()
     all_records: dict[str, list[Record]] = defaultdict(list)
-    with multiprocessing.get_context("spawn").Pool(2, initializer=_one_thread) as pool:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # for the two processes that run the trials
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
         for mode in options.mode or MODES:
             trials = list(plan(mode, options.seeds, options.framework or list(FRAMEWORKS), options.codes))
             started, records = time.monotonic(), all_records[mode]
@@ -112,11 +114,6 @@ def _print_miss(mode: str, trial: dict[str, Any], outcome: dict[str, Any]) -> No
         f"{state} rank {outcome['rank']} place {outcome['place']} worst {outcome['worst']:.3g} | {outcome['named']}",
         flush=True,
     )
-
-
-def _one_thread() -> None:
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def _config(rng: np.random.Generator, family: str, length: int) -> DecoderConfig
         heads, kv_heads = [(4, 2), (6, 2), (6, 3), (8, 2), (4, 1), (3, 3), (4, 2)][int(rng.integers(7))]
     else:
         kv_heads = heads if family == "gpt2" or flip(0.7) else 1
-    d_head = int(choose(6, 8, 10, 12) if family != "llama" else choose(8, 12, 16, 6))  # type: ignore[call-overload]
+    d_head = int(choose(6, 8, 10, 12) if family != "llama" else choose(8, 12, 16, 6))
     square = family == "gpt2" or flip()
     d_model = heads * d_head if square else heads * d_head + 2 * int(rng.integers(1, 8))
     position, theta = "learned", None
@@ -63,13 +63,13 @@ def _config(rng: np.random.Generator, family: str, length: int) -> DecoderConfig
         d_ff=int(rng.integers(d_model + 3, 3 * d_model)),
         max_seq_len=length + int(rng.integers(8, 24)),
         norm="rms_norm" if family == "llama" else "layer_norm",
-        norm_eps=choose(1e-5, 1e-6, 1e-4) if family != "llama" else choose(1e-5, 1e-6),  # type: ignore[arg-type]
+        norm_eps=choose(1e-5, 1e-6, 1e-4) if family != "llama" else choose(1e-5, 1e-6),
         norm_placement="post" if post else "pre",
         final_norm=not post or flip(0.3) if family == "seed" else True,
-        activation=choose(*ACTIVATIONS[family]),  # type: ignore[arg-type]
+        activation=choose(*ACTIVATIONS[family]),
         gated=family == "llama",
-        position=position,  # type: ignore[arg-type]
-        rope_theta=theta,  # type: ignore[arg-type]
+        position=position,
+        rope_theta=theta,
         attention_bias=flip(0.4) if family == "llama" else family == "gpt2" or flip(0.8),
         mlp_bias=flip(0.4) if family == "llama" else family == "gpt2" or flip(0.8),
         tie_embeddings=flip(),

@@ -40,6 +40,7 @@ class JaxCandidate:
     probe: Probe | None = None
     complete = True  # run gives every tap
     CODES = frozenset(CATALOGUE)
+    training_tolerance = 1e-6  # optax's schedules and corrections are float32
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class JaxCandidate:
             def step(weights: Tree, state: Any, key: Array) -> tuple[Array, Tree, Any]:
                 loss, gradients = jax.value_and_grad(self._loss)(weights, tokens, mask, targets, key)
                 updates, state = optimizer.update(gradients, state, weights)
-                return loss, optax.apply_updates(weights, updates), state  # type: ignore[return-value]
+                return loss, optax.apply_updates(weights, updates), state
 
             step = self._compiled(step)
             losses = []
@@ -202,4 +203,4 @@ class JaxCandidate:
 
 
 def _arrays(probe: Probe) -> tuple[Array, Array, Array]:
-    return tuple(jnp.asarray(a) for a in (probe.tokens_BT, probe.mask_BT, probe.targets_BT))  # type: ignore[return-value]
+    return tuple(jnp.asarray(a) for a in (probe.tokens_BT, probe.mask_BT, probe.targets_BT))

@@ -152,6 +152,8 @@ def check_code(make: Any, code: str | None, tried: list[Case], limit: float, mos
     for case in able[:: -(-len(able) // most)] if able else []:
         name, config, parameters, _ = case
         bound = limit
+        if entry is not None and entry.stage == "training":
+            bound = max(limit, getattr(make, "training_tolerance", limit))
         if not make.complete:
             bound = max(limit, TRANSFORMERS * (1 if config.n_layers < 10 else 100))
             if code in PADDING - {"SL424"}:

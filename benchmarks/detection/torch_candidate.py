@@ -194,7 +194,7 @@ class TorchCandidate:
 
     def source_of(self, tap: str) -> tuple[str, str]:
         """Source of the class that computes a tap, and its file and line."""
-        module: ModuleType = inspect.getmodule(type(self))  # type: ignore[assignment]
+        module: ModuleType = inspect.getmodule(type(self))
         thing: type = Decoder
         if ".self_attn." in tap:
             thing, module = torch_attention.Attention, torch_attention
@@ -207,4 +207,4 @@ class TorchCandidate:
 
 
 def _tensors(probe: Probe) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(torch.from_numpy(np.array(a)) for a in (probe.tokens_BT, probe.mask_BT, probe.targets_BT))  # type: ignore[return-value]
+    return tuple(torch.from_numpy(np.array(a)) for a in (probe.tokens_BT, probe.mask_BT, probe.targets_BT))

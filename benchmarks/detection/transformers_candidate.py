@@ -162,7 +162,7 @@ class TransformersCandidate:
         for code in wrong & EPS.keys():
             setattr(norm, self.names["eps"], self.config.norm_eps * EPS[code])
         for code in wrong & parts.NORMS:
-            norm.forward = parts.norm_forward(norm, self.config.norm, code, self.config.norm_eps)  # type: ignore[method-assign]
+            norm.forward = parts.norm_forward(norm, self.config.norm, code, self.config.norm_eps)
 
     def _plant(self) -> None:
         c, names, stack = self.config, self.names, self.planted.at("stack")
@@ -254,7 +254,7 @@ class TransformersCandidate:
             module.register_forward_pre_hook(lambda m, a: self._tap(f"{at}.{name}", a[0]))
 
         if wrong & parts.WIRING:
-            block.forward = parts.wired(norms, attention, mlp, wrong, lambda n, x: self._tap(f"{at}.{n}", x))  # type: ignore[method-assign]
+            block.forward = parts.wired(norms, attention, mlp, wrong, lambda n, x: self._tap(f"{at}.{n}", x))
         else:
             given(norms[1], "residual_mid")
             output(block, "residual_out")

@@ -43,7 +43,13 @@ class Suspect:
             variant.places = everywhere
 
     @property
+    def rounds(self) -> bool:
+        """Whether one of them is rounding."""
+        return any(mistake.rounding for mistake in self.mistakes)
+
+    @property
     def code(self) -> str:
+        """Their codes."""
         return " + ".join(mistake.code for mistake in self.mistakes)
 
 
@@ -72,6 +78,8 @@ class Diagnosis:
         self.failing = [name for name in honest if scores[name].share > 1]
         self.places = self._places()
         self.window = self._window()
+        # Rounding that moves failing taps: it leaves no less of the error when its own digits fall otherwise.
+        self.coarser: list[Suspect] = []
 
     def _places(self) -> tuple[Place, ...] | None:
         """Where the candidate is off: None for every layer, or for anywhere when only logits tell."""
@@ -95,7 +103,7 @@ class Diagnosis:
             return []
         every = [Suspect((m,), places) for m in self.catalogue for places in self._choices(m)]
         singles = self._rank(every)
-        best = self._confirm([*singles[:KEPT], *self._rounding(every, singles[:KEPT])])
+        best = self._confirm([*singles[:KEPT], *self.coarser])
         if not any(cause.explains for cause in best) and not self.local:
             layers = range(self.judge.config.n_layers)
             alone = [Suspect((m,), (i,)) for m in self.catalogue if m.local for i in layers]
@@ -106,12 +114,6 @@ class Diagnosis:
         best.sort(key=_rank_of)
         return best[:SHOWN]
 
-    def _rounding(self, every: Sequence[Suspect], chosen: Sequence[Suspect]) -> list[Suspect]:
-        """Mistakes that are rounding leave no less of the error when their own digits fall otherwise: only their noise
-        tells. Where inputs are known their digits are too."""
-        known = {suspect.code for suspect in chosen}
-        return [] if self.local else [s for s in every if s.mistakes[0].rounding and s.code not in known]
-
     def _choices(self, mistake: Mistake) -> list[tuple[Place, ...] | None]:
         """A mistake may be where taps fail, or everywhere, and show only there."""
         if not mistake.local or self.places is None:
@@ -121,7 +123,7 @@ class Diagnosis:
     def _rank(self, suspects: Sequence[Suspect]) -> list[Suspect]:
         """The suspects that leave less of the error than the reference does, the best first, by reruns without noise."""
         before = self._remaining({name: spread.reference for name, spread in self.honest.items()})
-        found = []
+        found: list[Suspect] = []
         for i, suspect in enumerate(suspects):
             if time.monotonic() > self.ends:
                 break
@@ -133,8 +135,11 @@ class Diagnosis:
             except ValueError:
                 continue  # two mistakes that exclude each other: the shapes don't fit
             wrong = [name for name in self.failing if name in taps]
+            ranked = replace(suspect, error=self._pool(taps, taps), taps=taps)
             if self._pool(taps, wrong) < CLEARER * self._pool(before, wrong):
-                found.append(Suspect(suspect.mistakes, suspect.places, self._pool(taps, taps), taps))
+                found.append(ranked)
+            elif suspect.rounds and any(abs(taps[name] - before[name]) > SAME * before[name] for name in wrong):
+                self.coarser.append(ranked)
         return sorted(found, key=lambda suspect: suspect.error)
 
     def _remaining(self, values: Mapping[str, Array]) -> dict[str, float]:
@@ -156,29 +161,43 @@ class Diagnosis:
         for suspect in suspects:
             if time.monotonic() > self.ends and causes:
                 break
-            twin = next((i for i, (other, _) in enumerate(causes) if _alike(other, suspect)), None)
+            twin = None if suspect.rounds else next((i for i, c in enumerate(causes) if _alike(c[0], suspect)), None)
             if twin is not None:
                 kept, cause = causes[twin]
                 causes[twin] = kept, _with_twin(cause, suspect.code)
                 continue
             self.progress(f"diagnosis: {suspect.code} with noise")
-            causes.append((suspect, self._judge(suspect)))
-        return [cause for _, cause in causes]
+            cause = self._judge(suspect)
+            equal = next((i for i, c in enumerate(causes) if abs(c[1].surprise - cause.surprise) < SAME ** 2), None)
+            if equal is None:
+                causes.append((suspect, cause))
+            else:
+                causes[equal] = causes[equal][0], _with_twin(causes[equal][1], suspect.code)
+        return [cause for _, cause in causes if np.isfinite(cause.share)]
 
     def _judge(self, suspect: Suspect) -> Cause:
-        runs = RUNS if any(mistake.rounding for mistake in suspect.mistakes) else RUNS // 2
+        runs = RUNS if suspect.rounds else RUNS // 2
         with np.errstate(all="ignore"):
             spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=runs)
             scores = self.judge.scores(spreads)
+        if suspect.rounds:
+            # Its digits may fall otherwise in the candidate: then only the size of what it rounds tells.
+            likely = {
+                name: self.honest[name].widened(spread.reference).judge(np.asarray(self.judge.taps[name], np.float64))
+                for name, spread in spreads.items()
+                if name in self.honest
+            }
+            if _surprise(likely) < _surprise(scores):
+                scores = likely
         share = max((score.share for score in scores.values()), default=np.inf)
-        if any(mistake.rounding for mistake in suspect.mistakes) and not self._has_size(spreads):
+        if suspect.rounds and not self._has_size(spreads):
             share = np.inf
         return Cause(
             code=suspect.code,
             title="; and ".join(mistake.title for mistake in suspect.mistakes),
             places="all layers" if suspect.places is None else describe_places(suspect.places),
             share=share,
-            surprise=sum(score.surprise for score in scores.values()),
+            surprise=_surprise(scores),
             explanation="\n\n".join(mistake.explanation for mistake in suspect.mistakes),
             reruns={name: score.share for name, score in scores.items()},
         )
@@ -207,6 +226,10 @@ class Diagnosis:
                     both = tuple(sorted((seed.mistakes[0], mistake), key=lambda m: m.code))
                     pairs[tuple(m.code for m in both)] = Suspect(both, seed.places)
         return self._rank(list(pairs.values()))
+
+
+def _surprise(scores: Mapping[str, Score]) -> float:
+    return sum(score.surprise for score in scores.values())
 
 
 def place_of(name: str) -> Place:

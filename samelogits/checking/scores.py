@@ -79,6 +79,13 @@ class Spread:
         other.reference = reference
         return other
 
+    def widened(self, value: Array) -> Spread:
+        """The noise and a further one, as large as this value is away from the reference, row by row."""
+        other = copy.copy(self)
+        squares = np.where(self.real, np.square(value - self.reference), 0).sum(-1)
+        other._squares = self._squares + max(self._runs, 1) * squares
+        return other
+
     def judge(self, candidate: Array) -> Score:
         """The candidate's error in units of this noise. A value that is not finite is infinitely wrong."""
         errors = np.where(self.real, np.square(candidate - self.reference), 0)
