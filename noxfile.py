@@ -99,7 +99,10 @@ def build(session: nox.Session) -> None:
 import glob, zipfile
 [wheel] = glob.glob({out!r} + "/dist/*.whl")
 names = zipfile.ZipFile(wheel).namelist()
-for wanted in ("models/shakespeare/model.safetensors", "hard_inputs.npz", "py.typed"):
+for wanted in (
+    "models/shakespeare/model.safetensors", "hard_inputs.npz", "py.typed", "report/schema.json", "report/report.css",
+    "report/report.js", "checking/candidates/maps/llama.yaml",
+):
     assert f"samelogits/{{wanted}}" in names, f"{{wanted}} is missing from {{wheel}}"
 print(f"{{wheel}}: {{len(names)}} files")
 """,

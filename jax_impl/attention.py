@@ -46,5 +46,4 @@ class Attention(nnx.Module):
         mixed_BTE = self.ops.merge_heads(self.ops.attention_mix(weights_BNTS, v_BSKH))
         mixed_BTE = tap(f"{self.name}.mixed", mixed_BTE)
         output_BTD = self.o_proj(mixed_BTE)
-        output_BTD = tap(f"{self.name}.output", output_BTD)
-        return output_BTD
+        return tap(f"{self.name}.output", output_BTD)

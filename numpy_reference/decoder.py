@@ -60,5 +60,4 @@ class Decoder:
         else:
             input_VD, output_VD = self.ops.fan_out(table.weight, 2)
             logits_BTV = self.ops.linear(self.model(batch, input_VD, cache, tap), output_VD, None, table.prepared)
-        logits_BTV = tap("logits", logits_BTV)
-        return logits_BTV
+        return tap("logits", logits_BTV)

@@ -34,5 +34,4 @@ class FeedForward:
             activated_BTF = activation(up_BTF)
         activated_BTF = tap(f"{self.name}.activated", activated_BTF)
         output_BTD = self.down_proj(activated_BTF)
-        output_BTD = tap(f"{self.name}.output", output_BTD)
-        return output_BTD
+        return tap(f"{self.name}.output", output_BTD)

@@ -11,6 +11,7 @@ from samelogits.backend import get_backend, installed_backends
 from samelogits.checking.check import check, count_top1
 from samelogits.checking.measures import compare, expected_noise, layer_scales
 from samelogits.checking.precision import LIMIT, find_doubts, product_error
+from samelogits.checking.probe import make_probe
 from samelogits.checkpoints import open_checkpoint
 from samelogits.checkpoints.tensors import StoredTensor
 from samelogits.config import DecoderConfig

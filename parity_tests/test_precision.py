@@ -73,6 +73,7 @@ def test_every_activation_keeps_the_dtype(place, config, dtype):
     found = {}
     model = ladder.load(config, place, dtype)
     batch = prepare(config, ladder.tokens(config), ladder.LEFT)
+
     def keep(name, value):
         found[name] = str(value.dtype).removeprefix("torch.")
         return value

@@ -34,8 +34,8 @@ def add_commands(command: Command, model_help: str, default_model: str, helpers:
             "--candidate",
             metavar="SPEC",
             required=required,
-            help="your own: module:function, a recording's .npz or .safetensors, hf: (transformers on the same weights), "
-            "hf:FOLDER, torch, jax or numpy; options as in hf:?dtype=bfloat16",
+            help="your own: module:function, a recording's .npz or .safetensors, hf: (transformers on the same "
+            "weights), hf:FOLDER, torch, jax or numpy; options as in hf:?dtype=bfloat16",
         )
         to.add_argument("--name-map", metavar="FILE.yaml", help="names of its activations, or a built-in map's name")
         to.add_argument("--precision", help="what the candidate computes in (default: what it says or shows)")
@@ -80,7 +80,10 @@ def add_commands(command: Command, model_help: str, default_model: str, helpers:
     helpers.add_input(record)
 
     explain = command(
-        "explain", lambda options: _explain(options, helpers), "explain a known mistake, or list them all", "explain SL301"
+        "explain",
+        lambda options: _explain(options, helpers),
+        "explain a known mistake, or list them all",
+        "explain SL301",
     )
     explain.add_argument("code", nargs="?", help="SL101 to SL967; all are listed without one")
 
@@ -181,7 +184,9 @@ def _diagnose(options: argparse.Namespace, helpers: Any) -> int:
     for cause in result.causes:
         same = f" (the same function here: {', '.join(cause.same_as)})" if cause.same_as else ""
         lines += ["", f"{cause.code}  {cause.title}, {cause.places}: {cause.fit}{same}"]
-        lines += textwrap.wrap(" ".join(cause.explanation.split()), 110, initial_indent="    ", subsequent_indent="    ")
+        lines += textwrap.wrap(
+            " ".join(cause.explanation.split()), 110, initial_indent="    ", subsequent_indent="    "
+        )
         worst = sorted(cause.reruns.items(), key=lambda item: -item[1])[:4]
         lines += ["    " + ", ".join(f"{tap} {share:.2g}" for tap, share in worst) + " of the limit"] if worst else []
     if report.first_divergence and not any(cause.explains for cause in result.causes):
@@ -218,7 +223,11 @@ def _explain(options: argparse.Namespace, helpers: Any) -> int:
     mistake = find(options.code)
     lines = [f"{mistake.code}: {mistake.title}", "", *mistake.explanation.splitlines()]
     lines += ["", f"Seen with: {mistake.seen_with}."] if mistake.seen_with else []
-    lines += ["", "Its effect is rounding: in 16 bits it can't be told from the candidate's own."] if mistake.rounding else []
+    lines += (
+        ["", "Its effect is rounding: in 16 bits it can't be told from the candidate's own."]
+        if mistake.rounding
+        else []
+    )
     helpers.say("\n".join(lines))
     return SAME
 

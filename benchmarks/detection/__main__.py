@@ -100,7 +100,11 @@ def main() -> int:
                 elif not trial["codes"] and outcome["detected"]:
                     print(f"FALSE ALARM {trial} {outcome}", flush=True)
                 if done % 50 == 0:
-                    print(f"{mode}: {done} of {len(trials)}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+                    print(
+                        f"{mode}: {done} of {len(trials)}, {time.monotonic() - started:.0f} s",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             print(mode, json.dumps(rates(records)), f"{time.monotonic() - started:.0f} s", flush=True)
     if options.output:
         options.output.write_text(json.dumps(all_records, indent=1))
@@ -110,7 +114,8 @@ def main() -> int:
 def _print_miss(mode: str, trial: dict[str, Any], outcome: dict[str, Any]) -> None:
     state = "" if outcome["detected"] else "undecided" if outcome["undecided"] else "MISSED"
     print(
-        f"{mode} {trial['framework']} {trial['family']} {trial['seed']} {'+'.join(trial['codes'])} {trial['layers'] or ''} "
+        f"{mode} {trial['framework']} {trial['family']} {trial['seed']} {'+'.join(trial['codes'])} "
+        f"{trial['layers'] or ''} "
         f"{state} rank {outcome['rank']} place {outcome['place']} worst {outcome['worst']:.3g} | {outcome['named']}",
         flush=True,
     )

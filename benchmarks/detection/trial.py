@@ -20,7 +20,8 @@ from samelogits.checkpoints import trained_checkpoint
 
 @dataclass(frozen=True)
 class Trial:
-    """What to try. codes: mistakes that the candidate makes. layers: where, or everywhere. removed: whether the catalogue
+    """What to try. codes: mistakes that the candidate makes. layers: where, or everywhere. removed: whether the
+    catalogue
     lacks them."""
 
     framework: str
@@ -65,7 +66,10 @@ class Trimmed:
         """Logits, and what else is seen."""
         output = self.candidate.run(probe)
         return Output(
-            output.logits, output.taps if self.taps else {}, loss=output.loss if self.later else None, notes=output.notes
+            output.logits,
+            output.taps if self.taps else {},
+            loss=output.loss if self.later else None,
+            notes=output.notes,
         )
 
     def source_of(self, tap: str) -> tuple[str, str]:

@@ -272,8 +272,8 @@ def _stage(result: CandidateResult, stage: str, taps: Sequence[TapResult]) -> St
 
 def _describe_bound(precision: str) -> str:
     return (
-        f"Monte Carlo arithmetic: {RUNS} float64 runs with random rounding errors of {precision}; a tap is off when its "
-        f"error is over {WHOLE_LIMIT:g} times that noise, or a row's over {ROW_LIMIT:g} times"
+        f"Monte Carlo arithmetic: {RUNS} float64 runs with random rounding errors of {precision}; a tap is off when "
+        f"its error is over {WHOLE_LIMIT:g} times that noise, or a row's over {ROW_LIMIT:g} times"
     )
 
 

@@ -21,9 +21,9 @@ LENGTH = 32  # tokens of a row
 def record_mistake(
     checkpoint: Checkpoint, code: str, layers: Iterable[int] | None, path: Path, overwrite: bool = True
 ) -> str:
-    """Write a recording of the model with a known mistake, computed operation by operation in float32; returns its title.
+    """Write a recording of the model with a known mistake, computed in float32; returns the mistake's title.
 
-    layers: where the mistake is made (everywhere by default). Raises InputError for a mistake that the model can't have.
+    layers: where it is made (everywhere by default). Raises InputError for a mistake that the model can't have.
     """
     mistake, config = find(code), checkpoint.config
     if mistake.stage != "forward" or not mistake.applies(config):

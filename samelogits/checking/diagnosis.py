@@ -89,7 +89,7 @@ class Diagnosis:
 
     def _window(self) -> list[Place] | None:
         """The places that are run: those that fail, the first two and the last of them in a deep model."""
-        if not self.local or self.places is None and self.judge.config.n_layers <= 4:
+        if not self.local or (self.places is None and self.judge.config.n_layers <= 4):
             return None
         found = list(dict.fromkeys(place_of(name) for name in self.failing))
         layers = [place for place in found if isinstance(place, int)]
@@ -121,7 +121,8 @@ class Diagnosis:
         return [self.places] if len(self.places) == 1 else [self.places, None]
 
     def _rank(self, suspects: Sequence[Suspect]) -> list[Suspect]:
-        """The suspects that leave less of the error than the reference does, the best first, by reruns without noise."""
+        """The suspects that leave less of the error than the reference does, the best first, by reruns without
+        noise."""
         before = self._remaining({name: spread.reference for name, spread in self.honest.items()})
         found: list[Suspect] = []
         for i, suspect in enumerate(suspects):
@@ -152,7 +153,8 @@ class Diagnosis:
         return found
 
     def _pool(self, taps: Mapping[str, float], names: Iterable[str]) -> float:
-        """One figure for these taps: the sum of the logarithms of what exceeds the noise, so that no tap drowns others."""
+        """One figure for these taps: the sum of the logarithms of what exceeds the noise, so that no tap drowns
+        others."""
         return float(sum(np.log1p(min(taps[name], 1e30) ** 2) for name in names))
 
     def _confirm(self, suspects: Sequence[Suspect]) -> list[Cause]:
@@ -168,7 +170,7 @@ class Diagnosis:
                 continue
             self.progress(f"diagnosis: {suspect.code} with noise")
             cause = self._judge(suspect)
-            equal = next((i for i, c in enumerate(causes) if abs(c[1].surprise - cause.surprise) < SAME ** 2), None)
+            equal = next((i for i, c in enumerate(causes) if abs(c[1].surprise - cause.surprise) < SAME**2), None)
             if equal is None:
                 causes.append((suspect, cause))
             else:
@@ -217,10 +219,9 @@ class Diagnosis:
         return bool(sizes) and 1 / SIZE <= float(np.median(sizes)) <= SIZE
 
     def _pairs(self, singles: Sequence[Suspect]) -> list[Suspect]:
-        """Two mistakes at once: with taps, one for each group of failing taps; with logits alone, the best with each."""
-        seeds = [suspect for suspect in singles[:BEAM]]
+        """Two mistakes at once: each of the best single ones with every other."""
         pairs = {}
-        for seed in seeds:
+        for seed in singles[:BEAM]:
             for mistake in self.catalogue:
                 if mistake.code != seed.mistakes[0].code:
                     both = tuple(sorted((seed.mistakes[0], mistake), key=lambda m: m.code))

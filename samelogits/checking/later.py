@@ -1,4 +1,5 @@
-"""What comes after one forward pass: rows alone, decoding with a cache, loss, gradients, training, log-probabilities."""
+"""What comes after one forward pass: rows alone, decoding with a cache, loss, gradients, training,
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ class _Stages:
         if self.candidate.probe is not None or len(p.tokens_BT) < 2:
             return None
         self.progress(f"{self.result.name}: rows alone")
-        logits = np.zeros(spread.reference.shape)
+        logits: Array = np.zeros(spread.reference.shape)
         for row, (tokens_T, mask_T) in enumerate(zip(p.tokens_BT, p.mask_BT, strict=True)):
             alone = tokens_T[mask_T][None]
             found = self.candidate.run(Probe(alone, np.ones(alone.shape, bool), np.full_like(alone, -100))).logits
@@ -174,7 +175,8 @@ class _Stages:
         return self._result("training", share, abs(found[at] - expected[at]), f"loss of step {at}", steps)
 
     def log_probabilities(self) -> StageResult | None:
-        """Log-probabilities of the targets, as trainers mean them; which of a sampler's they are, where they are not."""
+        """Log-probabilities of the targets, as trainers mean them; which of a sampler's they are, where they are
+        not."""
         found = self.output.log_probabilities
         if found is None:
             return None

@@ -1,4 +1,5 @@
-"""Monte Carlo arithmetic: the reference with the rounding errors of another precision drawn at random (Parker, 1997)."""
+"""Monte Carlo arithmetic: the reference with the rounding errors of another precision drawn at random (Parker,
+1997)."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ class TapResult:
 class Cause:
     """A known mistake that was tried. places: "all layers", or those it was tried in. share: what remains of the error
     when the reference makes the mistake too, as a share of the limit; at most 1 means that it explains everything.
-    surprise: mean negative log-likelihood of the error, which ranks those that explain everything. reruns: the share for
-    each tap that was judged. same_as: codes that are the same function on this input.
+    surprise: mean negative log-likelihood of the error, which ranks those that explain everything. reruns: the share
+    for each tap that was judged. same_as: codes that are the same function on this input.
     """
 
     code: str
@@ -136,7 +136,8 @@ class LogitStatistics:
 
 @dataclass(frozen=True)
 class OperationCard:
-    """Where the two part: the operation, and what both sides run there. candidate_source: empty where it isn't known."""
+    """Where the two part: the operation, and what both sides run there. candidate_source: empty where it isn't
+    known."""
 
     tap: str
     operation: str
@@ -153,7 +154,8 @@ class CandidateResult:
     missing: taps of the reference that the candidate didn't give. unmapped: what it gave and no name was known for.
     interval: the taps between which it first parts, where some are missing. spread: layers that are off, in words.
     causes: ranked, the best first. weights: parameter name to SHA-256 of its float32 bytes. notes: what the candidate
-    did that a reader should know. tried: known mistakes that a passing run was asked about. same_bits: whether its logits
+    did that a reader should know. tried: known mistakes that a passing run was asked about. same_bits: whether its
+    logits
     are those of exact arithmetic. repeat: the command that repeats the check.
     """
 
@@ -251,7 +253,7 @@ class Report:
             return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
         values = {"schema": SCHEMA_VERSION, "verdict": self.verdict, "passed": self.passed, "coverage": self.coverage}
-        return plain(values | dataclasses.asdict(self))  # type: ignore[no-any-return]
+        return plain(values | dataclasses.asdict(self))
 
     def to_json(self) -> str:
         """The report as indented JSON text."""

@@ -10,7 +10,8 @@ import numpy as np
 from samelogits.checking.noise import Precision
 
 Array = np.ndarray
-# An honest run's scores stay below both limits with room: docs/bounds.md has the measured distributions. Where the noise
+# An honest run's scores stay below both limits with room: docs/bounds.md has the measured distributions. Where the
+# noise
 # rests on a few rows, as in attention weights that are nearly 0 or 1, the whole is no better known than a row.
 WHOLE_LIMIT, ROW_LIMIT = 1.5, 4.0
 ROW_SIZE = 16  # a row with fewer elements says too little about its own noise
@@ -22,7 +23,8 @@ class Score:
 
     whole: root mean square of the error over that of the noise, the whole tap. row: the same of the worst row.
     error: root mean square of the error. noise: root mean square of the noise. row_place: the worst row's index.
-    rows: how many rows the noise rests on, effectively. surprise: mean negative log-likelihood of an element, were the noise Gaussian, but for a constant.
+    rows: how many rows the noise rests on, effectively. surprise: mean negative log-likelihood of an element, were the
+    noise Gaussian, but for a constant.
     """
 
     whole: float

@@ -1,6 +1,7 @@
 """What a run that passed could not have shown: known mistakes whose effect on this input is below the bound.
 
-For a mistake that moves the values by delta, alpha = <error, delta> / <delta, delta>, in units of noise, is near 1 if the
+For a mistake that moves the values by delta, alpha = <error, delta> / <delta, delta>, in units of noise, is near 1
+if the
 candidate makes it and near 0 if it doesn't, as long as the effect stands out of the noise, however small it is beside
 the bound.
 """

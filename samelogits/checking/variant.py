@@ -51,8 +51,8 @@ class Rules:
 class Variant:
     """One decoder. A new one is the reference itself; `exchange`, `edit` and `rewire` change it where `places` says.
 
-    parameters: canonical name to float64 array. rules: of its AdamW. places: where changes act; all by default. Changes of operations nest:
-    the latest wraps those before it.
+    parameters: canonical name to float64 array. rules: of its AdamW. places: where changes act; all by default.
+    Changes of operations nest: the latest wraps those before it.
     """
 
     def __init__(
@@ -131,8 +131,9 @@ class Variant:
             for i in range(self.config.n_layers)
         ]
         decoder.model.layers = [made[i] for i in self.order]
-        for module in [decoder, *([decoder.lm_head] if decoder.lm_head else [])]:
-            module.ops = self._ops["head"]  # type: ignore[assignment]
+        decoder.ops = self._ops["head"]  # type: ignore[assignment]
+        if decoder.lm_head is not None:
+            decoder.lm_head.ops = decoder.ops
         return decoder
 
     def run(self, tap: Tap = no_tap) -> Array:
@@ -140,7 +141,8 @@ class Variant:
         return self.decoder()(self.batch, None, tap)
 
     def run_window(self, window: Iterable[Place], outputs: Mapping[int, Array | None], tap: Tap) -> None:
-        """Run only some places. outputs: what comes out of the layers that are left out; one without is run all the same."""
+        """Run only some places. outputs: what comes out of the layers that are left out; one without is run all the
+        same."""
         chosen, decoder = set(window), self.decoder()
         layers: list[Any] = []
         for i, layer in zip(self.order, decoder.model.layers, strict=True):

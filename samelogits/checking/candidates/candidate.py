@@ -167,7 +167,9 @@ def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str)
         elif kind == "logits":
             shape = expected
         array = output.taps[tap]
-        if array.shape in ((B, T, int(np.prod(shape[2:]))), (B, T, c.n_heads, c.d_head)) and array.size == np.prod(shape):
+        if array.shape in ((B, T, int(np.prod(shape[2:]))), (B, T, c.n_heads, c.d_head)) and array.size == np.prod(
+            shape
+        ):
             array = array.reshape(shape)
         if array.shape != shape:
             raise CandidateError(

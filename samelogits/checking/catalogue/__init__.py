@@ -14,7 +14,7 @@ from samelogits.checking.catalogue import (
 from samelogits.checking.catalogue.mistake import CATALOGUE, Mistake, Stage
 from samelogits.errors import InputError
 
-__all__ = ["CATALOGUE", "Mistake", "Stage", "find", "fields"]
+__all__ = ["CATALOGUE", "Mistake", "Stage", "fields", "find"]
 
 _MODULES = (activations, norms, positions, attention, layout, embeddings, layers, precision, training)
 

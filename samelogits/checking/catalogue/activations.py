@@ -39,7 +39,8 @@ def gelu_by_tanh(v: Variant) -> None:
 
 @mistake("SL102", "GELU by the error function, where the tanh form is meant", _uses("gelu_tanh"))
 def gelu_by_erf(v: Variant) -> None:
-    """torch's `F.gelu` takes the error function unless told otherwise, and GPT-2 and Gemma were trained with the tanh form.
+    """torch's `F.gelu` takes the error function unless told otherwise, and GPT-2 and Gemma were trained with the
+    tanh form.
 
     Configurations call the tanh form "gelu_new", "gelu_pytorch_tanh" or "gelu_fast".
     Right: `F.gelu(x, approximate="tanh")`.
@@ -49,7 +50,8 @@ def gelu_by_erf(v: Variant) -> None:
 
 @mistake("SL103", "SiLU, where GELU is meant", _uses("gelu", "gelu_tanh"))
 def silu_for_gelu(v: Variant) -> None:
-    """A feed-forward layer written for Llama is used for a model with GELU, or the configuration's activation isn't read.
+    """A feed-forward layer written for Llama is used for a model with GELU, or the configuration's activation isn't
+    read.
 
     Gemma's `hidden_activation` goes before `hidden_act`. Right: map each name that a configuration can hold, and refuse
     one that is not known.
@@ -86,7 +88,8 @@ def quick_gelu(v: Variant) -> None:
 
 @mistake("SL108", "no activation")
 def no_activation(v: Variant) -> None:
-    """The two products follow each other with nothing between them: the activation was forgotten, or its result dropped."""
+    """The two products follow each other with nothing between them: the activation was forgotten, or its result
+    dropped."""
     _put(v, lambda x: x)
 
 

@@ -80,7 +80,8 @@ def scale_inverted(v: Variant) -> None:
 def heads_tiled(v: Variant) -> None:
     """Query heads read key heads 0 1 0 1 instead of 0 0 1 1.
 
-    torch's `repeat` is NumPy's `tile`; NumPy's `repeat` is torch's `repeat_interleave`. With one key head, or as many as
+    torch's `repeat` is NumPy's `tile`; NumPy's `repeat` is torch's `repeat_interleave`. With one key head, or as
+    many as
     queries, nothing is seen. Right: query head n reads key head n // (N / K).
     """
     K, G = v.config.n_kv_heads, v.config.n_heads // v.config.n_kv_heads
@@ -248,7 +249,8 @@ def _swap(v: Variant, first: str, second: str) -> None:
 
 @mistake("SL446", "queries are normed to length, head by head")
 def queries_normed(v: Variant) -> None:
-    """A norm of queries and keys, as Qwen 3 and OLMo 2 have it, without its weight. Right: only where the file has one."""
+    """A norm of queries and keys, as Qwen 3 and OLMo 2 have it, without its weight. Right: only where the file has
+    one."""
 
     def normal(x: Array) -> Array:
         return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + v.config.norm_eps)

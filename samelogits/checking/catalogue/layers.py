@@ -28,7 +28,7 @@ def _use(v: Variant, sources: list[int]) -> None:
     """Layer i takes the weights of layer sources[i]."""
     before = dict(v.parameters)
     for name in before:
-        head, found, rest = name.partition("model.layers.")
+        _, found, rest = name.partition("model.layers.")
         if found:
             index, _, suffix = rest.partition(".")
             v.parameters[name] = before[v.of(sources[int(index)], suffix)]

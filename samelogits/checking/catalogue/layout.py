@@ -81,7 +81,8 @@ def _both(name: str) -> list[str]:
 
 @mistake("SL511", "query and key rows are in Meta's rotary order", _rope)
 def rows_of_meta(v: Variant) -> None:
-    """Meta's and GGUF's files order the rows for neighbouring pairs; Hugging Face's for halves. They were not reordered."""
+    """Meta's and GGUF's files order the rows for neighbouring pairs; Hugging Face's for halves. They were not
+    reordered."""
     v.edit(_both("q_proj"), lambda rows: _to_neighbours(rows, v.config.n_heads))
     v.edit(_both("k_proj"), lambda rows: _to_neighbours(rows, v.config.n_kv_heads))
 

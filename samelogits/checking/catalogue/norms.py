@@ -77,7 +77,8 @@ def eps_missing(v: Variant) -> None:
 
 @mistake("SL204", "the norms' eps is outside the root", seen_with=SMALL)
 def eps_outside(v: Variant) -> None:
-    """x / (rms + eps) instead of x / sqrt(mean square + eps). At x = 0.001 and eps = 1e-5 the results are 0.990 and 0.302."""
+    """x / (rms + eps) instead of x / sqrt(mean square + eps). At x = 0.001 and eps = 1e-5 the results are 0.990 and
+    0.302."""
     _normalize(v, lambda x, eps: 1 / (np.sqrt(_mean_square(x)) + eps))
 
 
@@ -122,7 +123,8 @@ def weight_missing(v: Variant) -> None:
 
 @mistake("SL209", "the norms' bias is not applied", _layer_norm)
 def bias_missing(v: Variant) -> None:
-    """The bias was not loaded and stayed 0: in Flax it is called `bias` beside `scale`, in old TensorFlow files `beta`."""
+    """The bias was not loaded and stayed 0: in Flax it is called `bias` beside `scale`, in old TensorFlow files
+    `beta`."""
     v.exchange("layer_norm", lambda right: lambda x, weight, bias, eps: right(x, weight, np.zeros_like(bias), eps))
 
 

@@ -176,7 +176,8 @@ def rotary_exponents(v: Variant) -> None:
 
 @mistake("SL314", "rotary positions start at 1", _rope, seen_with="a padded row, or a cache")
 def rotary_from_one(v: Variant) -> None:
-    """A constant shift of all positions changes no score, so this is the same function until prefill and decode differ."""
+    """A constant shift of all positions changes no score, so this is the same function until prefill and decode
+    differ."""
     _turn(v, (_positions(v) + 1) * _frequencies(v))
 
 
@@ -289,7 +290,8 @@ def _look_up(v: Variant, change: Callable[[Array], Array]) -> None:
 
 @mistake("SL333", "position embeddings are not added", _table, local=False)
 def positions_missing(v: Variant) -> None:
-    """The sum of token and position embedding was forgotten, or a model with a table is run as one with rotary positions."""
+    """The sum of token and position embedding was forgotten, or a model with a table is run as one with rotary
+    positions."""
     v.places = ["stack"]
     v.exchange("add", lambda right: lambda x, y: x)
 

@@ -55,7 +55,9 @@ def bfloat16_attention(v: Variant) -> None:
     _read(v, round_bfloat16, PRODUCTS[1:])
 
 
-@mistake("SL811", "weights were rounded to bfloat16", seen_with="float32 weights that bfloat16 can't hold", rounding=True)
+@mistake(
+    "SL811", "weights were rounded to bfloat16", seen_with="float32 weights that bfloat16 can't hold", rounding=True
+)
 def bfloat16_weights(v: Variant) -> None:
     """The checkpoint was saved or loaded in 16 bits and computes in 32. Weights that have only 8 digits hide it."""
     _weights(v, round_bfloat16)

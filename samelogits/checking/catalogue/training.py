@@ -167,7 +167,8 @@ def decay_everywhere(v: Variant) -> None:
 
 @mistake("SL958", "gradients are not clipped", stage="training", local=False)
 def unclipped(v: Variant) -> None:
-    """`clip_grad_norm_` was forgotten, or called after the step. Adam hides a constant factor: only its changes show."""
+    """`clip_grad_norm_` was forgotten, or called after the step. Adam hides a constant factor: only its changes
+    show."""
     _rule(v, clip="none")
 
 
