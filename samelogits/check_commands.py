@@ -176,6 +176,8 @@ def _candidate_report(options: argparse.Namespace, helpers: Any, checkpoint: Che
 
 
 def _diagnose(options: argparse.Namespace, helpers: Any) -> int:
+    from samelogits.report.view import fit_words
+
     report = _candidate_report(options, helpers, open_checkpoint(options.model))
     result = report.candidate
     lines = [f"{report.verdict}: {report.coverage}"]
@@ -183,7 +185,7 @@ def _diagnose(options: argparse.Namespace, helpers: Any) -> int:
         lines.append(f"first divergence: {report.first_divergence}; off: {result.spread}")
     for cause in result.causes:
         same = f" (the same function here: {', '.join(cause.same_as)})" if cause.same_as else ""
-        lines += ["", f"{cause.code}  {cause.title}, {cause.places}: {cause.fit}{same}"]
+        lines += ["", f"{cause.code}  {cause.title}, {cause.places}: {fit_words(cause)}{same}"]
         lines += textwrap.wrap(
             " ".join(cause.explanation.split()), 110, initial_indent="    ", subsequent_indent="    "
         )

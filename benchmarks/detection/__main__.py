@@ -24,39 +24,34 @@ Record = tuple[dict[str, Any], dict[str, Any]]
 
 
 def plan(mode: str, seeds: int, frameworks: list[str], codes: list[str]) -> Iterator[Trial]:
-    """The trials of a mode: every mistake of the catalogue that a family can have, in each framework."""
+    """The trials of a mode. For each seed every mistake is made once in each framework, in the families by turns."""
     for framework in frameworks:
-        for family in FAMILIES if framework != "transformers" else ("llama", "gpt2"):
-            for seed in range(seeds):
-                base = {"framework": framework, "family": family, "seed": seed}
-                base |= {"precision": "bfloat16"} if mode.endswith("bfloat16") else {}
-                base |= {"taps": False} if mode == "logits" else {}
-                if mode.startswith("honest"):
-                    yield Trial(**base)
-                    continue
-                rng = random.Random(f"{mode} {framework} {family} {seed}")
-                config, _, _ = random_case(seed, family)
-                known = [code for code in codes if _possible(code, config, framework, mode)]
-                if mode == "pairs":
-                    for _ in range(len(known) // 4):
-                        pair = rng.sample([code for code in known if CATALOGUE[code].stage == "forward"], 2)
-                        yield Trial(**base, codes=tuple(sorted(pair)))
-                    continue
-                for code in known:
-                    layers = (rng.randrange(config.n_layers),) if mode == "layer" else None
-                    if layers is None or CATALOGUE[code].local:
-                        yield Trial(**base, codes=(code,), layers=layers, removed=mode == "removed")
-
-
-def _possible(code: str, config: Any, framework: str, mode: str) -> bool:
-    mistake = CATALOGUE[code]
-    if framework == "transformers":
-        from benchmarks.detection.transformers_candidate import CODES
-
-        if code not in CODES or mistake.stage != "forward":
-            return False
-    # Training and loss have no taps, and dropout's digits can't be foretold.
-    return mistake.applies(config) and code != "SL717" and (mode == "taps" or mistake.stage == "forward")
+        families = FAMILIES if framework != "transformers" else ("llama", "gpt2")
+        for seed in range(seeds):
+            base: dict[str, Any] = {"framework": framework, "seed": seed}
+            base |= {"precision": "bfloat16"} if mode.endswith("bfloat16") else {}
+            base |= {"taps": False} if mode == "logits" else {}
+            rng = random.Random(f"{mode} {framework} {seed}")
+            if mode.startswith("honest"):
+                yield from (Trial(**base, family=family) for family in families)
+                continue
+            possible = {
+                family: [code for code in codes if _possible(code, random_case(seed, family)[0], framework, mode)]
+                for family in families
+            }
+            if mode == "pairs":
+                for i in range(len(codes) // 4):
+                    family = families[i % len(families)]
+                    if len(possible[family]) > 1:
+                        yield Trial(**base, family=family, codes=tuple(sorted(rng.sample(possible[family], 2))))
+                continue
+            for i, code in enumerate(codes):
+                turn = [families[(i + seed + k) % len(families)] for k in range(len(families))]
+                family = next((family for family in turn if code in possible[family]), "")
+                if family and (mode != "layer" or CATALOGUE[code].local):
+                    layer = rng.randrange(random_case(seed, family)[0].n_layers)
+                    layers = (layer,) if mode == "layer" else None
+                    yield Trial(**base, family=family, codes=(code,), layers=layers, removed=mode == "removed")
 
 
 def rates(records: list[Record]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from benchmarks.detection.cases import random_case
 from samelogits.checking.against import check_candidate
 from samelogits.checking.candidates.candidate import Candidate, Output
 from samelogits.checking.catalogue import CATALOGUE, Mistake
+from samelogits.checking.places import describe_places
 from samelogits.checking.probe import Probe
 from samelogits.checkpoints import trained_checkpoint
 
@@ -85,7 +86,7 @@ def make_candidate(framework: str, config: Any, parameters: Mapping[str, Any], *
         from benchmarks.detection.jax_candidate import JaxCandidate as Made  # type: ignore[assignment]
     else:
         from benchmarks.detection.transformers_candidate import TransformersCandidate as Made  # type: ignore[assignment]
-    return Made(config, parameters, **options)
+    return Made(config, parameters, **options, **({"jit": False} if framework == "jax" else {}))
 
 
 def run_trial(trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,7 +123,7 @@ def _run(trial: Trial) -> Outcome:
     named = [set(cause.code.split(" + ")) | set(cause.same_as) for cause in result.causes]
     hits = [i for i, codes in enumerate(named) if wanted <= codes | _twins(result.causes[i].same_as)]
     undecided = {each.code for each in result.undecided} | {c for c in wanted for d in report.doubts if c in d}
-    place = result.spread == _words(trial.layers) if trial.layers else True
+    place = result.spread == describe_places(trial.layers) if trial.layers else True
     return Outcome(
         verdict=report.verdict,
         detected=report.verdict == "different function",
@@ -139,9 +140,3 @@ def _run(trial: Trial) -> Outcome:
 def _twins(same_as: tuple[str, ...]) -> set[str]:
     """Codes in combinations that are the same function."""
     return {code for words in same_as for code in words.split(" + ")}
-
-
-def _words(layers: tuple[int, ...] | None) -> str:
-    from samelogits.checking.diagnosis import describe_places
-
-    return describe_places(layers or ())

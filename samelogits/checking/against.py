@@ -15,11 +15,12 @@ import numpy as np
 from numpy_reference import native
 from samelogits.checking.candidates.candidate import Candidate, Output, check_output
 from samelogits.checking.catalogue import CATALOGUE, Mistake
-from samelogits.checking.diagnosis import Diagnosis, describe_places, place_of
+from samelogits.checking.diagnosis import Diagnosis
 from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.later import later_stages
 from samelogits.checking.measures import UNIT_ROUNDOFF, compare
 from samelogits.checking.noise import PRECISIONS
+from samelogits.checking.places import Place, describe_places, place_of
 from samelogits.checking.probe import Probe, make_probe
 from samelogits.checking.report import (
     CandidateResult,
@@ -33,7 +34,6 @@ from samelogits.checking.report import (
 from samelogits.checking.rounding import ROUND
 from samelogits.checking.scores import ROW_LIMIT, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.sensitivity import try_all
-from samelogits.checking.variant import Place
 from samelogits.checkpoints import Checkpoint
 from samelogits.config import DecoderConfig
 from samelogits.errors import CandidateError
@@ -124,7 +124,7 @@ def check_candidate(
         report.first_divergence, report.diverging = first.name, f"{candidate.name} in {name}"
         off = [tap.name for tap in failing if not by_local or (tap.local is not None and tap.local.share > 1)]
         result.interval = _interval(first.name, result, config)
-        result.spread = _describe_spread(off)
+        result.spread = describe_places(map(place_of, off)) if by_local else ""
         result.card = _card(first.name, config, candidate)
         if diagnose:
             spreads, judged = (local_spreads, scores) if by_local else (total_spreads, total)
@@ -301,14 +301,6 @@ def _interval(first: str, result: CandidateResult, config: DecoderConfig) -> tup
     start = before[-1] if before else "tokens"
     between = names.index(first) - (names.index(start) if before else -1)
     return (start, first) if between > 1 else None
-
-
-def _describe_spread(failing: list[str]) -> str:
-    places = list(dict.fromkeys(place_of(name) for name in failing))
-    layers = [place for place in places if isinstance(place, int)]
-    words = [describe_places(layers)] if layers else []
-    words += [{"stack": "embeddings or final norm", "head": "output head"}[str(p)] for p in places if p not in layers]
-    return "; ".join(words)
 
 
 def _card(tap: str, config: DecoderConfig, candidate: Candidate) -> OperationCard:

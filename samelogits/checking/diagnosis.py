@@ -10,9 +10,10 @@ import numpy as np
 
 from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.judge import RUNS, Judge
+from samelogits.checking.places import Place, describe_places, place_of
 from samelogits.checking.report import Cause
 from samelogits.checking.scores import Score, Spread
-from samelogits.checking.variant import Place, Variant
+from samelogits.checking.variant import Variant
 
 Array = np.ndarray
 KEPT = 12  # mistakes that are rerun with noise, of all that were rerun without
@@ -88,14 +89,13 @@ class Diagnosis:
         return tuple(found) if self.local and not everywhere else None
 
     def _window(self) -> list[Place] | None:
-        """The places that are run: those that fail, the first two and the last of them in a deep model."""
-        if not self.local or (self.places is None and self.judge.config.n_layers <= 4):
+        """The places that are run: the first and the last layer that fail, and one that doesn't."""
+        if not self.local:
             return None
         found = list(dict.fromkeys(place_of(name) for name in self.failing))
         layers = [place for place in found if isinstance(place, int)]
-        chosen = layers if len(layers) <= 3 else [*layers[:2], layers[-1]]
-        quiet = next((i for i in range(self.judge.config.n_layers) if i not in layers), None)
-        return [*[p for p in found if not isinstance(p, int)], *chosen, *([] if quiet is None else [quiet])]
+        quiet = [i for i in range(self.judge.config.n_layers) if i not in layers][:1]
+        return [*(place for place in found if place not in layers), *dict.fromkeys([*layers[:1], *layers[-1:], *quiet])]
 
     def run(self) -> list[Cause]:
         """Causes, the best first: those that explain everything, then the nearest."""
@@ -145,12 +145,11 @@ class Diagnosis:
 
     def _remaining(self, values: Mapping[str, Array]) -> dict[str, float]:
         """What remains of the error at each tap that was run, in units of the honest noise."""
-        found = {}
-        for name, spread in self.honest.items():
-            if name in values and values[name].shape == spread.reference.shape:
-                moved = spread.moved(values[name])
-                found[name] = moved.judge(np.asarray(self.judge.taps[name], np.float64)).whole
-        return found
+        return {
+            name: spread.distance(self.judge.taps[name], values[name])
+            for name, spread in self.honest.items()
+            if name in values and values[name].shape == spread.reference.shape
+        }
 
     def _pool(self, taps: Mapping[str, float], names: Iterable[str]) -> float:
         """One figure for these taps: the sum of the logarithms of what exceeds the noise, so that no tap drowns
@@ -170,7 +169,9 @@ class Diagnosis:
                 continue
             self.progress(f"diagnosis: {suspect.code} with noise")
             cause = self._judge(suspect)
-            equal = next((i for i, c in enumerate(causes) if abs(c[1].surprise - cause.surprise) < SAME**2), None)
+            equal = next(
+                (i for i, c in enumerate(causes) if abs(c[1].surprise - cause.surprise) < SAME * len(c[1].reruns)), None
+            )
             if equal is None:
                 causes.append((suspect, cause))
             else:
@@ -185,7 +186,7 @@ class Diagnosis:
         if suspect.rounds:
             # Its digits may fall otherwise in the candidate: then only the size of what it rounds tells.
             likely = {
-                name: self.honest[name].widened(spread.reference).judge(np.asarray(self.judge.taps[name], np.float64))
+                name: self.honest[name].widened(spread.reference).judge(self.judge.taps[name])
                 for name, spread in spreads.items()
                 if name in self.honest
             }
@@ -212,7 +213,7 @@ class Diagnosis:
             if name in spreads:
                 honest = self.honest[name]
                 found, made = (
-                    np.square(np.where(honest.real, np.asarray(array, np.float64) - honest.reference, 0)).sum()
+                    np.square(np.where(honest.real, array - honest.reference, 0)).sum()
                     for array in (self.judge.taps[name], spreads[name].reference)
                 )
                 sizes.append(np.sqrt(found / made) if made else np.inf)
@@ -231,19 +232,6 @@ class Diagnosis:
 
 def _surprise(scores: Mapping[str, Score]) -> float:
     return sum(score.surprise for score in scores.values())
-
-
-def place_of(name: str) -> Place:
-    """Where a tap is computed."""
-    if name.startswith("layers."):
-        return int(name.split(".")[1])
-    return "head" if name == "logits" else "stack"
-
-
-def describe_places(places: Iterable[Place]) -> str:
-    """Layers in words."""
-    listed = [str(place) for place in places]
-    return f"layer{'s' if len(listed) > 1 else ''} {', '.join(listed)}"
 
 
 def _alike(a: Suspect, b: Suspect) -> bool:

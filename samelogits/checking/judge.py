@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from samelogits.checking.noise import PRECISIONS, disturb
+from samelogits.checking.places import Place
 from samelogits.checking.probe import Probe
 from samelogits.checking.rounding import ROUND
 from samelogits.checking.scores import Score, Spread
-from samelogits.checking.variant import Place, Variant
+from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
 from samelogits.parameters import norm_names
 
@@ -41,7 +42,8 @@ class Judge:
         precision: str,
     ):
         round_ = ROUND.get(precision, ROUND["float32"])
-        self.config, self.probe, self.taps = config, probe, taps
+        self.config, self.probe = config, probe
+        self.taps = {name: np.asarray(array, np.float64) for name, array in taps.items()}
         self.parameters = {name: round_(np.asarray(array, np.float64)) for name, array in parameters.items()}
         self.precision = PRECISIONS[precision]
         visible = self.variant().batch.visible_BTS
@@ -72,7 +74,7 @@ class Judge:
 
         def keep(name: str, value: Array) -> Array:
             found[name] = value
-            return np.asarray(self.taps[name], np.float64) if local and name in self.taps else value
+            return self.taps[name] if local and name in self.taps else value
 
         if window is None:
             variant.run(keep)
@@ -113,4 +115,4 @@ class Judge:
 
     def scores(self, spreads: Mapping[str, Spread]) -> dict[str, Score]:
         """The candidate's score at each tap."""
-        return {name: spread.judge(np.asarray(self.taps[name], np.float64)) for name, spread in spreads.items()}
+        return {name: spread.judge(self.taps[name]) for name, spread in spreads.items()}

@@ -53,7 +53,7 @@ def train(variant: Variant, settings: AdamWSettings, steps: int) -> list[float]:
             m_hat = m / (1 - beta1 ** (step + 1)) if rules.correct else m
             v_hat = v / (1 - beta2 ** (step + 1)) if rules.correct else v
             if rules.ahead:
-                m_hat = beta1 * m_hat + (1 - beta1) * g / (1 - beta1 ** (step + 1))
+                m_hat = beta1 * m / (1 - beta1 ** (step + 2)) + (1 - beta1) * g / (1 - beta1 ** (step + 1))
             if rules.eps == "inside":
                 update = m_hat / np.sqrt(v_hat + s.eps)
             elif rules.eps == "before":

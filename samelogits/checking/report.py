@@ -49,8 +49,8 @@ class TapResult:
     name: of the tap. cumulative: its error in units of noise, all that came before included; None where it was not
     compared so. local: the same with the reference's operation run on the candidate's own inputs, None where the
     candidate gave no inputs. place, found, expected, ulps: the element that is worst in units of noise, and how far off
-    it is in units in the last place. shape. sha256: of the candidate's array. since: the taps that local inputs came
-    from, where taps between are missing.
+    it is in units in the last place. shape, sha256: of the candidate's array. share: the error as a share of its limit,
+    the larger of cumulative and local. inside: whether rounding explains it.
     """
 
     name: str
@@ -62,17 +62,13 @@ class TapResult:
     ulps: float
     shape: tuple[int, ...]
     sha256: str
-    since: tuple[str, ...] = ()
+    share: float = field(init=False)
+    inside: bool = field(init=False)
 
-    @property
-    def inside(self) -> bool:
-        """Whether rounding explains the error."""
-        return self.share <= 1
-
-    @property
-    def share(self) -> float:
-        """The error as a share of its limit: the larger of cumulative and local."""
-        return max(self.cumulative.share, 0.0 if self.local is None else self.local.share)
+    def __post_init__(self) -> None:
+        share = max(self.cumulative.share, 0.0 if self.local is None else self.local.share)
+        object.__setattr__(self, "share", share)
+        object.__setattr__(self, "inside", share <= 1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,8 @@ class Cause:
     """A known mistake that was tried. places: "all layers", or those it was tried in. share: what remains of the error
     when the reference makes the mistake too, as a share of the limit; at most 1 means that it explains everything.
     surprise: mean negative log-likelihood of the error, which ranks those that explain everything. reruns: the share
-    for each tap that was judged. same_as: codes that are the same function on this input.
+    for each tap that was judged. same_as: codes that are the same function on this input. explains: whether
+    the candidate is the reference with this mistake.
     """
 
     code: str
@@ -91,16 +88,10 @@ class Cause:
     explanation: str
     reruns: dict[str, float] = field(default_factory=dict)
     same_as: tuple[str, ...] = ()
+    explains: bool = field(init=False)
 
-    @property
-    def explains(self) -> bool:
-        """Whether the candidate with this mistake is the reference with it."""
-        return self.share <= 1
-
-    @property
-    def fit(self) -> str:
-        """How well it explains, in words."""
-        return f"explains all ({self.share:.2g} of the limit)" if self.explains else f"leaves {self.share:.3g} limits"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "explains", self.share <= 1)
 
 
 @dataclass(frozen=True)

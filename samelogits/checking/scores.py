@@ -24,7 +24,7 @@ class Score:
     whole: root mean square of the error over that of the noise, the whole tap. row: the same of the worst row.
     error: root mean square of the error. noise: root mean square of the noise. row_place: the worst row's index.
     rows: how many rows the noise rests on, effectively. surprise: mean negative log-likelihood of an element, were the
-    noise Gaussian, but for a constant.
+    noise Gaussian, but for a constant. share: the error as a share of the limit; above 1 is more than rounding makes.
     """
 
     whole: float
@@ -34,12 +34,11 @@ class Score:
     row_place: tuple[int, ...]
     rows: float = 1.0
     surprise: float = np.inf
+    share: float = field(init=False)
 
-    @property
-    def share(self) -> float:
-        """The error as a share of the limit: above 1 is more than rounding makes."""
-        limit = WHOLE_LIMIT + (ROW_LIMIT - WHOLE_LIMIT) / np.sqrt(max(self.rows, 1.0))
-        return max(self.whole / limit, self.row / ROW_LIMIT)
+    def __post_init__(self) -> None:
+        limit = WHOLE_LIMIT + (ROW_LIMIT - WHOLE_LIMIT) / max(self.rows, 1.0) ** 0.5
+        object.__setattr__(self, "share", float(max(self.whole / limit, self.row / ROW_LIMIT)))
 
 
 @dataclass
@@ -75,11 +74,13 @@ class Spread:
         squares: Array = self._squares / (max(self._runs, 1) * np.maximum(self._counts, 1))
         return squares
 
-    def moved(self, reference: Array) -> Spread:
-        """The same noise around another value."""
-        other = copy.copy(self)
-        other.reference = reference
-        return other
+    def distance(self, candidate: Array, value: Array) -> float:
+        """Root mean square of the candidate's error about another value, in units of the noise."""
+        error = np.where(self.real, candidate - value, 0)
+        squares, noise = float(np.vdot(error, error)), float((self.noise * self._counts).sum())
+        if not np.isfinite(squares):
+            return np.inf
+        return 0.0 if squares == 0 else (squares / noise) ** 0.5 if noise else np.inf
 
     def widened(self, value: Array) -> Spread:
         """The noise and a further one, as large as this value is away from the reference, row by row."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.judge import Judge
+from samelogits.checking.places import Place
 from samelogits.checking.scores import Spread
-from samelogits.checking.variant import Place
 
 Array = np.ndarray
 SIGNAL = 6.0  # effect over noise from which alpha decides
@@ -76,7 +76,7 @@ def try_all(
 
     honest = judge.spreads(local=local, window=window, each=keep)
     units = {name: _unit(spread) for name, spread in honest.items()}
-    own = {name: _scaled(np.asarray(judge.taps[name]) - honest[name].reference, units[name]) for name in honest}
+    own = {name: _scaled(judge.taps[name] - honest[name].reference, units[name]) for name in honest}
     noise = {name: [_scaled(error, units[name]) for error in errors[name]] for name in honest}
     ends, trials = time.monotonic() + seconds, []
     for mistake in catalogue:

@@ -14,13 +14,13 @@ from numpy_reference import native
 from numpy_reference.block import Block
 from numpy_reference.decoder import Decoder
 from samelogits.batch import Batch, prepare
+from samelogits.checking.places import Place
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
 from samelogits.parameters import norm_names
 from samelogits.taps import Tap, no_tap
 
 Array = np.ndarray
-Place = int | str  # a layer's index, "stack" (embeddings and final norm), or "head" (output head and loss)
 OPERATIONS = {name: value for name, value in vars(native).items() if callable(value) and not name.startswith("_")}
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from samelogits.checking.places import ranges
+
 NAME_LENGTH = 200
 OPERATIONS = {
     "embed_tokens": "the tokens' rows of the embedding",
@@ -112,17 +114,6 @@ def element_words(name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         return "index " + ", ".join(map(str, place))
     parts = [f"{axis} {index}" for axis, index in zip(axes, place, strict=False)]
     return ", ".join(parts[1:] if shape and shape[0] == 1 and len(parts) > 1 else parts)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """ "0 to 3, 7": whole numbers in order, runs of them joined."""
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs)
 
 
 def grouped(names: Iterable[str]) -> list[str]:

@@ -179,7 +179,7 @@ def _npy_member(path: Path, name: str, archive: zipfile.ZipFile, info: zipfile.Z
             data = stream.read(n_bytes)
             if len(data) != n_bytes or stream.read(1):
                 raise fault(f"{n_bytes} bytes", len(data))
-        return np.frombuffer(data, stored(dtype)).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+        return np.frombuffer(data, stored(dtype)).reshape(shape, order=order)  # type: ignore[call-overload]
 
     return Member(dtype, shape, load)
 

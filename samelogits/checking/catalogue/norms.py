@@ -173,7 +173,7 @@ def norm_in_bfloat16(v: Variant) -> None:
     v.exchange(NORMS, wrap)
 
 
-@mistake("SL215", "the norm is left out before attention or before the feed-forward layer", _pre)
+@mistake("SL215", "the norm before attention is left out", _pre)
 def norm_missing(v: Variant) -> None:
     """The layer reads the residual stream itself."""
     v.rewire(_NoAttentionNorm)

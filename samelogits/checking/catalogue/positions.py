@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -329,8 +330,7 @@ def sinusoids_swapped(v: Variant) -> None:
 
 
 def _other_sinusoids(v: Variant, table: Array) -> None:
-    right = v.batch.sinusoids_BTD
-    v.exchange("add", lambda add: lambda x, y: add(x, table.astype(np.float64) if y is right else y))
+    v.batch = dataclasses.replace(v.batch, sinusoids_BTD=table.astype(np.float64))
 
 
 @mistake("SL338", "rotary tables are made in float64", _rope, seen_with="8,000 tokens or more")

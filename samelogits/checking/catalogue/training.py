@@ -216,7 +216,7 @@ def beta1_zero(v: Variant) -> None:
 
 @mistake("SL966", "AMSGrad", stage="training", local=False)
 def amsgrad(v: Variant) -> None:
-    """The largest second moment so far is used."""
+    """The largest second moment so far is used, before its correction, as torch has it."""
     _rule(v, largest=True)
 
 
