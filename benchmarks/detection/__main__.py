@@ -54,6 +54,17 @@ def plan(mode: str, seeds: int, frameworks: list[str], codes: list[str]) -> Iter
                     yield Trial(**base, family=family, codes=(code,), layers=layers, removed=mode == "removed")
 
 
+def _possible(code: str, config: Any, framework: str, mode: str) -> bool:
+    mistake = CATALOGUE[code]
+    if framework == "transformers":
+        from benchmarks.detection.transformers_candidate import CODES
+
+        if code not in CODES or mistake.stage != "forward":
+            return False
+    # Loss and training show without taps as with them, and dropout's digits can't be foretold.
+    return mistake.applies(config) and code != "SL717" and (mode == "taps" or mistake.stage == "forward")
+
+
 def rates(records: list[Record]) -> dict[str, Any]:
     """What the records add up to."""
     outcomes = [outcome for _, outcome in records]
