@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.cases import FAMILIES, random_case
-from benchmarks.detection.trial import Trial, run_trial
+from benchmarks.detection.trial import Trial, candidate_class, run_trial
 from samelogits.checking.catalogue import CATALOGUE
 
 FRAMEWORKS = ("torch", "jax", "transformers")
@@ -55,14 +55,13 @@ def plan(mode: str, seeds: int, frameworks: list[str], codes: list[str]) -> Iter
 
 
 def _possible(code: str, config: Any, framework: str, mode: str) -> bool:
-    mistake = CATALOGUE[code]
-    if framework == "transformers":
-        from benchmarks.detection.transformers_candidate import CODES
-
-        if code not in CODES or mistake.stage != "forward":
-            return False
-    # Loss and training show without taps as with them, and dropout's digits can't be foretold.
-    return mistake.applies(config) and code != "SL717" and (mode == "taps" or mistake.stage == "forward")
+    made, mistake = candidate_class(framework), CATALOGUE[code]
+    if code not in made.CODES or not made.holds(config) or not mistake.applies(config):
+        return False
+    # Loss and training show without taps as with them; transformers' candidate has neither. Dropout's digits can't be
+    # foretold.
+    forward = mistake.stage == "forward"
+    return code != "SL717" and (forward or (mode == "taps" and framework != "transformers"))
 
 
 def rates(records: list[Record]) -> dict[str, Any]:

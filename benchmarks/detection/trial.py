@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -78,7 +77,7 @@ class Trimmed:
         return self.candidate.source_of(tap)
 
 
-def make_candidate(framework: str, config: Any, parameters: Mapping[str, Any], **options: Any) -> Candidate:
+def candidate_class(framework: str) -> Any:
     """The candidate that was written in this framework."""
     if framework == "torch":
         from benchmarks.detection.torch_candidate import TorchCandidate as Made
@@ -86,7 +85,7 @@ def make_candidate(framework: str, config: Any, parameters: Mapping[str, Any], *
         from benchmarks.detection.jax_candidate import JaxCandidate as Made  # type: ignore[assignment]
     else:
         from benchmarks.detection.transformers_candidate import TransformersCandidate as Made  # type: ignore[assignment]
-    return Made(config, parameters, **options, **({"jit": False} if framework == "jax" else {}))
+    return Made
 
 
 def run_trial(trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,13 +100,15 @@ def _run(trial: Trial) -> Outcome:
     started = time.perf_counter()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        candidate = make_candidate(
-            trial.framework,
+        # JAX operation by operation: compiling the whole takes longer than all the rest.
+        options = {"jit": False} if trial.framework == "jax" else {}
+        candidate = candidate_class(trial.framework)(
             config,
             parameters,
             mistakes=frozenset(trial.codes),
             layers=layers,
             dtype=trial.precision,
+            **options,
         )
         catalogue: dict[str, Mistake] = dict(CATALOGUE)
         if trial.removed:
