@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.cases import FAMILIES, random_case
-from benchmarks.detection.trial import Trial, candidate_class, run_trial
+from benchmarks.detection.trial import HONEST, Trial, candidate_class, run_trial
 from samelogits.checking.catalogue import CATALOGUE
 
 FRAMEWORKS = ("torch", "jax", "transformers")
@@ -25,16 +25,24 @@ Record = tuple[dict[str, Any], dict[str, Any]]
 
 def plan(mode: str, seeds: int, frameworks: list[str], codes: list[str]) -> Iterator[Trial]:
     """The trials of a mode. For each seed every mistake is made once in each framework, in the families by turns."""
+    if mode.startswith("honest"):
+        precision = "bfloat16" if mode.endswith("bfloat16") else "float32"
+        for seed in range(seeds):
+            for way in HONEST:
+                for family in FAMILIES:
+                    config = random_case(seed, family)[0]
+                    if not (way.startswith("hf") and not candidate_class("transformers").holds(config)) and not (
+                        precision == "bfloat16" and way == "backend numpy"
+                    ):
+                        yield Trial(way, family, seed, precision=precision)
+        return
     for framework in frameworks:
         families = FAMILIES if framework != "transformers" else ("llama", "gpt2")
         for seed in range(seeds):
             base: dict[str, Any] = {"framework": framework, "seed": seed}
-            base |= {"precision": "bfloat16"} if mode.endswith("bfloat16") else {}
+            base |= {"precision": "bfloat16"} if mode == "bfloat16" else {}
             base |= {"taps": False} if mode == "logits" else {}
             rng = random.Random(f"{mode} {framework} {seed}")
-            if mode.startswith("honest"):
-                yield from (Trial(**base, family=family) for family in families)
-                continue
             possible = {
                 family: [code for code in codes if _possible(code, random_case(seed, family)[0], framework, mode)]
                 for family in families

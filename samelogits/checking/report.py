@@ -93,6 +93,13 @@ class Cause:
     def __post_init__(self) -> None:
         object.__setattr__(self, "explains", self.share <= 1)
 
+    @property
+    def fit(self) -> str:
+        """How well it explains, in words."""
+        if self.explains:
+            return f"explains everything: {self.share:.2g} of the limit"
+        return f"leaves {self.share:.2g} times the limit"
+
 
 @dataclass(frozen=True)
 class Undecided:
@@ -217,6 +224,11 @@ class Report:
         proven = {s.backend for s in self.stages if s.dtype == "float64" and s.verdict != "skipped" and s.compared}
         others = [name for name in self.versions if name != "numpy"] or list(self.versions)
         return [name for name in others if name not in proven]
+
+    @property
+    def causes(self) -> list[Cause]:
+        """Known mistakes that come nearest to what the candidate does, ranked; empty without a candidate."""
+        return self.candidate.causes if self.candidate else []
 
     @property
     def passed(self) -> bool:

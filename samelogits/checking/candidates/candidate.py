@@ -64,6 +64,8 @@ class Candidate(Protocol):
 class FunctionCandidate:
     """A Python callable: tokens [B, T] to logits, or to (logits, taps), or to a mapping with "logits" and taps.
 
+    The mapping, or the taps, may hold "log_probabilities" of the probe's next tokens [B, T].
+
     A parameter called attention_mask or mask receives the mask [B, T]. Arrays may be NumPy's, torch's or JAX's. What it
     prints is kept off standard output, and an error of its own becomes a CandidateError.
     """
@@ -105,6 +107,7 @@ def output_of(found: Any, name: str) -> Output:
     if isinstance(found, Output):
         return found
     taps: Mapping[str, Any] = {}
+    log_p: Array | None = None
     if isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping):
         found, taps = found
     if hasattr(found, "logits"):  # what transformers' models return, a mapping too
@@ -113,7 +116,11 @@ def output_of(found: Any, name: str) -> Output:
         if "logits" not in found:
             raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {sorted(found)[:8]}")
         taps, found = {key: value for key, value in found.items() if key != "logits"}, found["logits"]
-    return Output(to_numpy(found, f"candidate {name}: logits"), {k: to_numpy(v, f"tap {k}") for k, v in taps.items()})
+    if "log_probabilities" in taps:
+        log_p = to_numpy(taps["log_probabilities"], f"candidate {name}: log_probabilities")
+        taps = {key: value for key, value in taps.items() if key != "log_probabilities"}
+    logits = to_numpy(found, f"candidate {name}: logits")
+    return Output(logits, {k: to_numpy(v, f"tap {k}") for k, v in taps.items()}, log_probabilities=log_p)
 
 
 def to_numpy(array: Any, label: str) -> Array:

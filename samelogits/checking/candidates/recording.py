@@ -30,7 +30,7 @@ Array = np.ndarray
 
 FORMAT = "samelogits recording"
 VERSION = 1
-SINGLE = ("tokens", "attention_mask", "targets", "logits", "loss", "losses")
+SINGLE = ("tokens", "attention_mask", "targets", "logits", "loss", "losses", "log_probabilities")
 GROUPS = ("taps/", "gradients/")
 FLOATS = ("float64", "float32", "float16", BFLOAT16)
 # What metadata may say. uint16: the dtype whose bits arrays of uint16 hold, as NumPy has no bfloat16.
@@ -39,7 +39,8 @@ KEYS = ("format", "version", "precision", "source", "uint16")
 
 @dataclass
 class Recording:
-    """tokens, attention_mask, targets [B, T]; logits [B, T, V]; taps, gradients by name; losses before each step.
+    """tokens, attention_mask, targets [B, T]; logits [B, T, V]; taps, gradients by name; losses before each step;
+    log_probabilities of the targets [B, T].
 
     precision: what it was computed in. source: where it comes from, in words.
     """
@@ -52,6 +53,7 @@ class Recording:
     loss: float | None = None
     gradients: dict[str, Array] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    log_probabilities: Array | None = None
     precision: str | None = None
     source: str = ""
 
@@ -97,6 +99,8 @@ def write_recording(path: str | Path, recording: Recording, overwrite: bool = Fa
     arrays["logits"] = _float(r.logits)
     if r.loss is not None:
         arrays["loss"] = np.asarray(r.loss, np.float64)
+    if r.log_probabilities is not None:
+        arrays["log_probabilities"] = _float(r.log_probabilities)
     if r.losses:
         arrays["losses"] = np.asarray(r.losses, np.float64)
     arrays |= {f"taps/{name}": _float(r.taps[name]) for name in sorted(r.taps) if name != "logits"}
@@ -126,6 +130,7 @@ def read_recording(path: str | Path, config: DecoderConfig) -> RecordingCandidat
             loss=float(arrays["loss"].reshape(())) if "loss" in arrays else None,
             gradients={n.removeprefix("gradients/"): a for n, a in arrays.items() if n.startswith("gradients/")},
             losses=arrays["losses"].tolist() if "losses" in arrays else [],
+            log_probabilities=arrays.get("log_probabilities"),
         )
         prepare(config, probe.tokens_BT, probe.mask_BT)  # which knows how many positions there are
         output = check_output(output, config, probe, path.name)
@@ -151,6 +156,7 @@ def record(
         loss=output.loss,
         gradients=output.gradients,
         losses=output.losses,
+        log_probabilities=output.log_probabilities,
         precision=candidate.precision,
         source=source or candidate.name,
     )
@@ -213,7 +219,7 @@ def _check_names(path: Path, members: Mapping[str, Member], config: DecoderConfi
     shape = members["tokens"].shape
     if len(shape) != 2 or 0 in shape:
         raise fault("tokens", "shape [batch, time], not empty", list(shape))
-    for name in ("attention_mask", "targets"):
+    for name in ("attention_mask", "targets", "log_probabilities"):
         if name in members and members[name].shape != shape:
             raise fault(name, f"shape {list(shape)} of the tokens", list(members[name].shape))
     if members["logits"].shape[:2] != shape:

@@ -93,6 +93,7 @@ def unbiased_variance(v: Variant) -> None:
     "the variance is computed as E[x^2] - E[x]^2 in float32",
     _layer_norm,
     seen_with="inputs of a norm whose mean is over 100 standard deviations",
+    rounding=True,
 )
 def fast_variance(v: Variant) -> None:
     """Flax's LayerNorm does so unless `use_fast_variance=False`: the two terms cancel where the mean is large.
