@@ -3,7 +3,10 @@
 `nox` runs all that the continuous integration runs; `nox -s check` ends with the verdict for the shipped model.
 """
 
+import contextlib
+import sys
 import tempfile
+from pathlib import Path
 
 import nox
 
@@ -84,6 +87,52 @@ def bench(session: nox.Session) -> None:
     """Speed and memory against peers, as ratios within one run."""
     install(session, ".[all]", groups=("bench",))
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+# What `nox -s matrix` compares: a framework's version, and what pip installs for it. Outside its pinned version PyTorch
+# comes as a CUDA build of several GB; those are measured when they are named: nox -s matrix -- torch-2.6.0 jax-0.10.2
+VERSIONS = {
+    "torch-2.6.0": ("torch==2.6.0",),
+    "torch-2.9.1": ("torch==2.9.1",),
+    "torch-2.11.0": ("torch==2.11.0",),
+    "torch-2.13.0": ("torch==2.13.0",),
+    "torch-2.14.1": ("torch==2.14.1",),
+    "jax-0.7.2": ("jax==0.7.2", "jaxlib==0.7.2", "flax==0.12.0", "optax==0.2.8"),
+    "jax-0.8.3": ("jax==0.8.3", "jaxlib==0.8.3", "flax==0.12.6", "optax==0.2.8"),
+    "jax-0.9.2": ("jax==0.9.2", "jaxlib==0.9.2", "flax==0.12.6", "optax==0.2.8"),
+    "jax-0.10.2": ("jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "optax==0.2.8"),
+    "numpy-2.1.3": ("numpy==2.1.3",),
+    "numpy-2.2.6": ("numpy==2.2.6",),
+    "numpy-2.3.5": ("numpy==2.3.5",),
+    "numpy-2.4.6": ("numpy==2.4.6",),
+}
+LARGE = ("torch-2.6.0", "torch-2.9.1", "torch-2.11.0", "torch-2.14.1")
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """The native error and the exact fingerprint by version of each framework, each in an environment of its own."""
+    wanted = session.posargs or [name for name in VERSIONS if name not in LARGE]
+    if unknown := set(wanted) - set(VERSIONS):
+        session.error(f"expected some of {', '.join(VERSIONS)}, found {', '.join(sorted(unknown))}")
+    install(session, ".", groups=("bench",))
+    records = Path(session.create_tmp()).absolute()  # empty: a record is of this run
+    # The pinned NumPy, unless it is NumPy's turn. Other pins would keep older frameworks from what they need.
+    pinned = [line for line in Path("constraints.txt").read_text().splitlines() if line.startswith("numpy==")]
+    for name in wanted:
+        targets = VERSIONS[name] if name.startswith("numpy-") else (*VERSIONS[name], *pinned)
+        # What can't be installed or run is told by its log, which the merged file reports.
+        with (
+            tempfile.TemporaryDirectory() as place,
+            (records / f"{name}.log").open("w") as log,
+            (records / f"{name}.json").open("w") as record,
+            contextlib.suppress(nox.command.CommandFailed),
+        ):
+            python = f"{place}/bin/python"
+            session.run(sys.executable, "-m", "virtualenv", "-q", place, external=True, stdout=log)
+            session.run(python, "-m", "pip", "install", "-q", ".", *targets, external=True, stdout=log)
+            session.run(python, "-m", "benchmarks.matrix.measure", external=True, stdout=record, stderr=log)
+    session.run("python", "-m", "benchmarks.matrix.merge", str(records), "--declared", *VERSIONS)
 
 
 @nox.session

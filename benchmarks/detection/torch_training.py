@@ -84,7 +84,7 @@ class HandAdamW(torch.optim.Optimizer):
                     first = second = 1.0
                 m_hat = m / first
                 if "SL967" in self.wrong:
-                    m_hat = beta1 * m_hat + (1 - beta1) * p.grad / first
+                    m_hat = beta1 * m / (1 - beta1 ** (t + 1)) + (1 - beta1) * p.grad / first
                 if "SL951" in self.wrong:
                     update = m_hat / (v / second + group["eps"]).sqrt()
                 elif "SL952" in self.wrong:

@@ -4,6 +4,7 @@ log-probabilities."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from samelogits.schedule import AdamWSettings
 Array = np.ndarray
 Progress = Callable[[str], None]
 # A schedule that warms up, gradients that are clipped, decay that shows: what the training mistakes need.
-TRAINING = AdamWSettings(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=1.0, warmup_steps=2, total_steps=8)
+TRAINING = AdamWSettings(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=2, total_steps=8)
 STEPS = 6
 TRAINABLE = 20_000_000  # weights; the reference trains in float64, many times
 GRADIENT_LIMIT = 3.0  # of the noise: the backward pass's own is modelled less closely than the forward pass's
@@ -213,8 +214,13 @@ class _Stages:
 
     def _explain(self, tried: Sequence[tuple[Mistake, float]]) -> None:
         """Add the mistakes of a later stage to the causes, the best first."""
-        ranked = sorted(tried, key=lambda pair: pair[1])[:3]
-        self.result.causes += [Cause(m.code, m.title, "", share, share, m.explanation) for m, share in ranked]
+        causes: list[Cause] = []
+        for mistake, share in sorted(tried, key=lambda pair: pair[1]):
+            if causes and share <= causes[-1].share * (1 + 1e-6):
+                causes[-1] = replace(causes[-1], same_as=(*causes[-1].same_as, mistake.code))
+            else:
+                causes.append(Cause(mistake.code, mistake.title, "", share, share, mistake.explanation))
+        self.result.causes += causes[:3]
 
 
 def _tried_loss(variant: Variant, logits: Array) -> float:

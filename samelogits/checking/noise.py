@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +161,15 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
 
         return run
 
+    def sinusoids(table: Array) -> Array:
+        """Made in float32 through exp(-x log 10000), whose exponent is off by its own size."""
+        exponents = np.arange(0, table.shape[-1], 2) / table.shape[-1] * np.log(10000)
+        angles = variant.batch.positions_BT[..., None] * np.exp(-exponents)
+        off = angles * (uniform(exponents.shape) * (1 + exponents) + uniform(angles.shape)) * 2.0**-24
+        sine, cosine = table[..., 0::2], table[..., 1::2]
+        moved = np.stack([sine + cosine * off, cosine - sine * off], axis=-1).reshape(table.shape)
+        return relative(moved, p.storage)
+
     def loss(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(logits: Array, *rest: Any) -> Array:
             y: Array = operation(passed(logits, relative(logits, EXP * p.inside)), *rest)
@@ -180,6 +190,8 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         variant.exchange(names, linked(wrap))
     if variant.config.rope_theta is not None:
         variant.exchange("rotate", linked(rotate))
+    if variant.batch.sinusoids_BTD is not None:
+        variant.batch = dataclasses.replace(variant.batch, sinusoids_BTD=sinusoids(variant.batch.sinusoids_BTD))
     variant.places = places
 
 
