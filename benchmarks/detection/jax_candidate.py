@@ -39,7 +39,7 @@ class JaxCandidate:
     takes_mask = True
     probe: Probe | None = None
     complete = True  # run gives every tap
-    CODES = frozenset(CATALOGUE)
+    CODES = frozenset(CATALOGUE) - {"SL966"}  # which is torch's
     training_tolerance = 1e-6  # optax's schedules and corrections are float32
 
     def __init__(

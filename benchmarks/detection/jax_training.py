@@ -120,7 +120,7 @@ def make_optimizer(s: AdamWSettings, wrong: frozenset[str]) -> optax.GradientTra
     decay = s.weight_decay
     if "SL951" in wrong:
         scale = optax.scale_by_adam(b1, b2, eps=0.0, eps_root=s.eps)
-    elif "SL966" in wrong:
+    elif "SL968" in wrong:
         scale = optax.scale_by_amsgrad(b1, b2, s.eps)
     elif wrong & BY_HAND:
         scale = scale_by_hand(b1, b2, s.eps, wrong)

@@ -42,7 +42,6 @@ PADDING = {"SL424", "SL426", "SL427", "SL428", "SL442", "SL627"}
 TRANSFORMERS = 5e-5  # its Llama computes norms in float32 always
 # Where a library's own rule, which a port would take, is another one than the catalogue's.
 KNOWN = {
-    ("jax", "SL966"): "optax takes the largest corrected second moment, the catalogue and torch correct the largest",
     ("jax", "SL967"): "optax corrects the first moment for the step after, the catalogue for this one",
 }
 

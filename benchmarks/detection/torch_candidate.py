@@ -130,7 +130,7 @@ class TorchCandidate:
 
     takes_mask = True
     probe: Probe | None = None
-    CODES = frozenset(CATALOGUE)
+    CODES = frozenset(CATALOGUE) - {"SL968"}  # which is optax's
     complete = True  # run gives every tap, if not fast
 
     def __init__(

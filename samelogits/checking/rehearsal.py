@@ -48,10 +48,12 @@ def train(variant: Variant, settings: AdamWSettings, steps: int) -> list[float]:
                 g = g + s.weight_decay * w
             first[name] = m = beta1 * first[name] + (1 - beta1) * g
             second[name] = v = beta2 * second[name] + (1 - beta2) * np.square(g)
-            if rules.largest:
+            if rules.largest == "raw":
                 largest[name] = v = np.maximum(largest[name], v)
             m_hat = m / (1 - beta1 ** (step + 1)) if rules.correct else m
             v_hat = v / (1 - beta2 ** (step + 1)) if rules.correct else v
+            if rules.largest == "corrected":
+                largest[name] = v_hat = np.maximum(largest[name], v_hat)
             if rules.ahead:
                 m_hat = beta1 * m / (1 - beta1 ** (step + 2)) + (1 - beta1) * g / (1 - beta1 ** (step + 1))
             if rules.eps == "inside":

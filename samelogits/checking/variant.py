@@ -44,7 +44,7 @@ class Rules:
     beta1: float | None = None
     beta2: float | None = None
     constant_rate: bool = False
-    largest: bool = False  # AMSGrad
+    largest: Literal["", "raw", "corrected"] = ""  # second moment so far: AMSGrad
     ahead: bool = False  # NAdam
 
 

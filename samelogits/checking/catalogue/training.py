@@ -217,7 +217,13 @@ def beta1_zero(v: Variant) -> None:
 @mistake("SL966", "AMSGrad", stage="training", local=False)
 def amsgrad(v: Variant) -> None:
     """The largest second moment so far is used, before its correction, as torch has it."""
-    _rule(v, largest=True)
+    _rule(v, largest="raw")
+
+
+@mistake("SL968", "AMSGrad of corrected moments", stage="training", local=False)
+def amsgrad_corrected(v: Variant) -> None:
+    """The largest second moment so far is used, each corrected before they are compared, as optax has it."""
+    _rule(v, largest="corrected")
 
 
 @mistake("SL967", "Nesterov's momentum (NAdam)", stage="training", local=False)
