@@ -116,23 +116,23 @@ def matrix(session: nox.Session) -> None:
     if unknown := set(wanted) - set(VERSIONS):
         session.error(f"expected some of {', '.join(VERSIONS)}, found {', '.join(sorted(unknown))}")
     install(session, ".", groups=("bench",))
-    records = Path(session.create_tmp()).absolute()  # empty: a record is of this run
     # The pinned NumPy, unless it is NumPy's turn. Other pins would keep older frameworks from what they need.
     pinned = [line for line in Path("constraints.txt").read_text().splitlines() if line.startswith("numpy==")]
-    for name in wanted:
-        targets = VERSIONS[name] if name.startswith("numpy-") else (*VERSIONS[name], *pinned)
-        # What can't be installed or run is told by its log, which the merged file reports.
-        with (
-            tempfile.TemporaryDirectory() as place,
-            (records / f"{name}.log").open("w") as log,
-            (records / f"{name}.json").open("w") as record,
-            contextlib.suppress(nox.command.CommandFailed),
-        ):
-            python = f"{place}/bin/python"
-            session.run(sys.executable, "-m", "virtualenv", "-q", place, external=True, stdout=log)
-            session.run(python, "-m", "pip", "install", "-q", ".", *targets, external=True, stdout=log)
-            session.run(python, "-m", "benchmarks.matrix.measure", external=True, stdout=record, stderr=log)
-    session.run("python", "-m", "benchmarks.matrix.merge", str(records), "--declared", *VERSIONS)
+    with tempfile.TemporaryDirectory() as records:
+        for name in wanted:
+            targets = VERSIONS[name] if name.startswith("numpy-") else (*VERSIONS[name], *pinned)
+            # What can't be installed or run is told by its log, which the merged file reports.
+            with (
+                tempfile.TemporaryDirectory() as place,
+                Path(records, f"{name}.log").open("w") as log,
+                Path(records, f"{name}.json").open("w") as record,
+                contextlib.suppress(nox.command.CommandFailed),
+            ):
+                python = f"{place}/bin/python"
+                session.run(sys.executable, "-m", "virtualenv", "-q", place, external=True, stdout=log)
+                session.run(python, "-m", "pip", "install", "-q", ".", *targets, external=True, stdout=log)
+                session.run(python, "-m", "benchmarks.matrix.measure", external=True, stdout=record, stderr=log)
+        session.run("python", "-m", "benchmarks.matrix.merge", records, "--declared", *VERSIONS)
 
 
 @nox.session

@@ -40,10 +40,6 @@ RANDOM = {"SL717"}  # dropout
 # Where what stands at padding reaches real tokens; transformers lets padded queries read everything.
 PADDING = {"SL424", "SL426", "SL427", "SL428", "SL442", "SL627"}
 TRANSFORMERS = 5e-5  # its Llama computes norms in float32 always
-# Where a library's own rule, which a port would take, is another one than the catalogue's.
-KNOWN = {
-    ("jax", "SL967"): "optax corrects the first moment for the step after, the catalogue for this one",
-}
 
 
 @dataclass
@@ -194,11 +190,7 @@ def main(arguments: list[str]) -> int:
             found = check_code(make, code, tried, limit, most=len(tried) if name == "torch" else 3)
             effect = max(effect, found.effect)
             row.append(f"{found.worst:.1e}{' !' if found.faults or found.worst < 0 else '  '}")
-            known = KNOWN.get((name, code or ""))
-            if known is None:
-                faults += [f"{code or 'none'} {name}: {fault}" for fault in found.faults]
-            elif found.faults:
-                print(f"       {name}: {known}")
+            faults += [f"{code or 'none'} {name}: {fault}" for fault in found.faults]
             if found.worst < 0 and not found.faults:
                 faults.append(f"{code} {name}: no case can have it")
         title = "no mistake" if code is None else CATALOGUE[code].title

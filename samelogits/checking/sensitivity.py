@@ -17,7 +17,7 @@ import numpy as np
 from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.judge import Judge
 from samelogits.checking.places import Place
-from samelogits.checking.scores import Spread
+from samelogits.checking.scores import WHOLE_LIMIT, Spread
 
 Array = np.ndarray
 SIGNAL = 6.0  # effect over noise from which alpha decides
@@ -28,12 +28,14 @@ NOTHING = 1e-12  # a relative effect that is float64's own rounding
 @dataclass(frozen=True)
 class Trial:
     """A mistake that was tried on a run inside its bounds. signal: its effect over the noise. alpha: how much of it the
-    candidate has. effect: the largest relative change that it makes."""
+    candidate has. effect: the largest relative change that it makes. size: of the effect where it is largest, in units
+    of noise."""
 
     mistake: Mistake
     signal: float
     alpha: float
     effect: float
+    size: float = np.inf
 
     @property
     def present(self) -> bool:
@@ -42,8 +44,8 @@ class Trial:
 
     @property
     def decided(self) -> bool:
-        """Whether this run tells if the candidate makes it."""
-        return self.signal >= SIGNAL
+        """Whether this run tells if the candidate makes it. Of rounding only its size is known."""
+        return self.size > WHOLE_LIMIT if self.mistake.rounding else self.signal >= SIGNAL
 
     def reason(self, precision: str) -> str:
         """Why it is not decided, in words."""
@@ -97,7 +99,7 @@ def _try(
     own: Mapping[str, Array],
     noise: Mapping[str, list[Array]],
 ) -> Trial:
-    power, along, effect = 0.0, 0.0, 0.0
+    power, along, effect, size = 0.0, 0.0, 0.0, 0.0
     chance = np.zeros(len(next(iter(noise.values()))))
     for name, spread in honest.items():
         if name not in values or values[name].shape != spread.reference.shape:
@@ -110,13 +112,15 @@ def _try(
             continue
         effect = max(effect, float(largest / np.abs(spread.reference).max(initial=1e-300, where=spread.real)))
         delta = _scaled(moved, units[name])
-        power += float(np.vdot(delta, delta))
+        here = float(np.vdot(delta, delta))
+        size = max(size, np.sqrt(here / max(int(spread.real.sum()), 1)))
+        power += here
         along += float(np.vdot(delta, own[name]))
         chance += [float(np.vdot(delta, error)) for error in noise[name]]
     if power == 0:
-        return Trial(mistake, 0.0, 0.0, effect)
+        return Trial(mistake, 0.0, 0.0, effect, 0.0)
     scatter = float(np.sqrt(np.mean(np.square(chance / power))))
-    return Trial(mistake, min(np.sqrt(power), 1 / scatter if scatter else np.inf), along / power, effect)
+    return Trial(mistake, min(np.sqrt(power), 1 / scatter if scatter else np.inf), along / power, effect, size)
 
 
 def _unit(spread: Spread) -> Array:
