@@ -112,8 +112,13 @@ class Port:
         return "", ""
 
 
-def check(config, candidate, arrays=None, **options):
-    """The report of a candidate on a model of this config."""
+def check(config, candidate, arrays=None, probe=None, **options):
+    """The report of a candidate on a model of this config, on 16 tokens a row, the second row padded."""
+    if candidate.probe is None and "tokens" not in options:
+        probe = probe or (probe_of(config) if candidate.takes_mask else make_probe(
+            config.vocab_size, config.position_limit, probe_of(config).tokens_BT
+        ))  # fmt: skip
+        options |= {"tokens": probe.tokens_BT, "attention_mask": probe.mask_BT}
     return check_candidate(checkpoint_of(config, arrays), candidate, **options)
 
 

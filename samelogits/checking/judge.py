@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from samelogits.checking.noise import PRECISIONS, disturb
-from samelogits.checking.places import Place
+from samelogits.checking.places import Place, place_of
 from samelogits.checking.probe import Probe
 from samelogits.checking.rounding import ROUND
 from samelogits.checking.scores import Score, Spread
@@ -44,6 +44,7 @@ class Judge:
         round_ = ROUND.get(precision, ROUND["float32"])
         self.config, self.probe = config, probe
         self.taps = {name: np.asarray(array, np.float64) for name, array in taps.items()}
+        self._own: dict[str, Array] = {}  # what the reference itself computes locally
         self.parameters = {name: round_(np.asarray(array, np.float64)) for name, array in parameters.items()}
         self.precision = PRECISIONS[precision]
         visible = self.variant().batch.visible_BTS
@@ -67,20 +68,35 @@ class Judge:
 
         Locally the candidate's activation takes the place of the computed one wherever it is known, so that each value
         is one step away from the candidate's own. window: the places that are run (all by default); local only.
+        Places where the variant is the reference aren't run again.
         """
         found: dict[str, Array] = {}
+        window = self.variant().all_places if window is None else list(window)
         if list(variant.order) != list(range(self.config.n_layers)):
-            local, window = False, None  # a layer that is run twice has no one input
+            local = False  # a layer that is run twice has no one input
 
         def keep(name: str, value: Array) -> Array:
             found[name] = value
             return self.taps[name] if local and name in self.taps else value
 
-        if window is None:
+        if not local:
             variant.run(keep)
-        else:
-            variant.run_window(window, {i: self.taps.get(self.boundary(i)) for i in range(self.config.n_layers)}, keep)
+            return found
+        touched = variant.touched()
+        known = [place for place in window if self._own and place not in touched and self._settled(place)]
+        found |= {name: value for name, value in self._own.items() if place_of(name) in known}
+        outputs = {i: self.taps.get(self.boundary(i)) for i in range(self.config.n_layers)}
+        variant.run_window([place for place in window if place not in known], outputs, keep)
+        if not touched and set(window) == set(variant.all_places):
+            self._own = found
         return found
+
+    def _settled(self, place: Place) -> bool:
+        """Whether all that a place reads is known from the candidate."""
+        last = self.boundary(self.config.n_layers - 1)
+        if isinstance(place, int):
+            return ("embedded" if place == 0 else self.boundary(place - 1)) in self.taps
+        return ("norm" if place == "head" and self.config.final_norm else last) in self.taps
 
     def boundary(self, layer: int) -> str:
         """The tap that a layer ends with."""

@@ -14,7 +14,7 @@ from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.noise import disturb
 from samelogits.checking.probe import Probe
 from samelogits.checking.rehearsal import gradients, train
-from samelogits.checking.report import Cause, Report, StageResult
+from samelogits.checking.report import Cause, Report, StageResult, Undecided
 from samelogits.checking.scores import ROW_LIMIT, Spread
 from samelogits.checking.variant import Variant
 from samelogits.errors import CandidateError
@@ -121,9 +121,11 @@ class _Stages:
         expected = float(self.judge.variant().loss(logits))
         noise = self._noise([float(v.loss(logits)) for v in self._noisy()], expected)
         share = _share(abs(found - expected), ROW_LIMIT * noise)
+        tried = [(m, _tried_loss(self.judge.variant(m.plant), logits)) for m in self._known("loss")]
         if share > 1:
-            tried = [(m, _tried_loss(self.judge.variant(m.plant), logits)) for m in self._known("loss")]
             self._explain([(m, _share(abs(found - value), ROW_LIMIT * noise)) for m, value in tried])
+        else:
+            self._note_undecided([(m, _share(abs(expected - value), ROW_LIMIT * noise)) for m, value in tried])
         return self._result("loss", share, abs(found - expected), f"{found:.7g}, expected {expected:.7g}", 1)
 
     def gradients(self) -> StageResult | None:
@@ -163,15 +165,17 @@ class _Stages:
         runs = np.array([train(variant, TRAINING, steps) for variant in self._noisy(4)])
         noise = ROW_LIMIT * np.array([self._noise(runs[:, i], expected[i]) for i in range(steps)])
 
-        def worst(losses: Sequence[float]) -> float:
-            return float(np.max(np.abs(np.array(found) - losses) / noise))
+        def worst(a: Sequence[float], b: Sequence[float]) -> float:
+            return float(np.max(np.abs(np.subtract(a, b)) / noise))
 
-        share = worst(expected)
-        if not share <= 1:
+        share = worst(found, expected)
+        with np.errstate(all="ignore"):
             known = self._known("training")
-            with np.errstate(all="ignore"):
-                tried = [(m, worst(train(self.judge.variant(m.plant), TRAINING, steps))) for m in known]
-            self._explain(tried)
+            tried = [(m, train(self.judge.variant(m.plant), TRAINING, steps)) for m in known]
+        if share <= 1:
+            self._note_undecided([(m, worst(expected, losses)) for m, losses in tried])
+        else:
+            self._explain([(m, worst(found, losses)) for m, losses in tried])
         at = int(np.argmax(np.abs(np.array(found) - expected) / noise))
         return self._result("training", share, abs(found[at] - expected[at]), f"loss of step {at}", steps)
 
@@ -211,6 +215,14 @@ class _Stages:
 
     def _known(self, stage: Stage) -> list[Mistake]:
         return [m for m in self.catalogue.values() if m.stage == stage and m.applies(self.judge.config)]
+
+    def _note_undecided(self, effects: Sequence[tuple[Mistake, float]]) -> None:
+        """Mistakes of a later stage that would not have shown. effects: of each, as a share of the limit."""
+        self.result.tried += len(effects)
+        for m, effect in effects:
+            if effect <= 1:
+                reason = f"its effect is {effect:.2g} of the limit in {self.result.precision}"
+                self.result.undecided.append(Undecided(m.code, m.title, reason, m.seen_with or "more or other steps"))
 
     def _explain(self, tried: Sequence[tuple[Mistake, float]]) -> None:
         """Add the mistakes of a later stage to the causes, the best first."""

@@ -65,10 +65,12 @@ class Variant:
         self.all_places: list[Place] = ["stack", *range(config.n_layers), "head"]
         self.config = config
         self.parameters = dict(parameters)
+        self._given = parameters
         self.probe = probe
         self.places = list(self.all_places if places is None else places)
         batch = prepare(config, probe.tokens_BT, probe.mask_BT)
         self.batch: Batch = batch.convert(np.asarray, lambda array: array.astype(np.float64))
+        self._given_batch = self.batch
         self.order: Sequence[int] = range(config.n_layers)  # the blocks that are run
         self.rules = Rules()
         self._ops = {place: SimpleNamespace(**OPERATIONS) for place in self.all_places}
@@ -101,13 +103,7 @@ class Variant:
 
     def names(self) -> list[str]:
         """The parameters that lie where changes act."""
-        found = []
-        for name in self.parameters:
-            match = _LAYER.match(name)
-            place: Place = int(match[1]) if match else ("head" if name.startswith("lm_head") else "stack")
-            if place in self.places:
-                found.append(name)
-        return found
+        return [name for name in self.parameters if _place_of_parameter(name) in self.places]
 
     def of(self, layer: int, suffix: str) -> str:
         """The name of a layer's parameter."""
@@ -116,6 +112,18 @@ class Variant:
     def rewire(self, block: type[Block]) -> None:
         """Use another block."""
         self._blocks |= dict.fromkeys(self.places, block)
+
+    def touched(self) -> set[Place]:
+        """The places at which this is not the reference."""
+        if self.batch is not self._given_batch or list(self.order) != list(range(self.config.n_layers)):
+            return set(self.all_places)
+        found = {place for place, ops in self._ops.items() if vars(ops) != OPERATIONS} | set(self._blocks)
+        for name, array in self.parameters.items():
+            if array is not self._given[name]:
+                found.add(_place_of_parameter(name))
+                if name == "model.embed_tokens.weight" and self.config.tie_embeddings:
+                    found.add("head")
+        return found
 
     @property
     def norms(self) -> tuple[str, str]:
@@ -160,3 +168,8 @@ class Variant:
         counted_BT = targets_BT >= 0
         loss: Array = self._ops["head"].cross_entropy(logits_BTV, np.where(counted_BT, targets_BT, 0), counted_BT)
         return loss
+
+
+def _place_of_parameter(name: str) -> Place:
+    match = _LAYER.match(name)
+    return int(match[1]) if match else "head" if name.startswith("lm_head") else "stack"
