@@ -160,7 +160,8 @@ def _run(trial: Trial) -> Outcome:
     named = [set(cause.code.split(" + ")) | set(cause.same_as) for cause in result.causes]
     hits = [i for i, codes in enumerate(named) if wanted <= codes | _twins(result.causes[i].same_as)]
     undecided = {each.code for each in result.undecided} | {c for c in wanted for d in report.doubts if c in d}
-    place = result.spread == describe_places(trial.layers) if trial.layers else True
+    said = result.causes[0].places if result.causes and result.causes[0].explains else result.spread
+    place = said == describe_places(trial.layers) if trial.layers else True
     return Outcome(
         verdict=report.verdict,
         detected=report.verdict == "different function",

@@ -14,7 +14,9 @@ from typing import Any
 from benchmarks.matrix.plot import plot
 
 NOT_RUN = "it was not asked for"
-COLUMNS = ("environment", "float32 logits", "root mean square", "loss", "gradients", "bfloat16 logits", "fingerprints")
+COLUMNS = (
+    "environment", "float32 logits", "root mean square", "loss", "gradients", "bfloat16 logits", "native bits", "exact bits"
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,9 +75,13 @@ def last_error(log: str) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: for each environment its worst errors over the models; then what was not measured, and odd bits."""
+    """Markdown: for each environment its worst errors over the models, and its bits; then what was not measured.
+
+    Equal letters stand for equal bits in every model: native in float32, and exact, where A is that of most.
+    """
     rows = [COLUMNS, tuple("-" * len(column) for column in COLUMNS)]
-    notes = []
+    notes, native, exact = [], _Letters("abcdefghijklmnopqrstuvwxyz"), _Letters("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    exact.letter(tuple(result["fingerprints"].values()))
     for entry in result["environments"].values():
         title = f"{entry['framework']} {entry['version']}"
         if entry["status"] != "measured":
@@ -83,11 +89,31 @@ def table(result: dict[str, Any]) -> str:
             continue
         worst = [_worst(entry, *key) for key in (("float32", "logits_max"), ("float32", "logits_rms"),
                  ("float32", "loss"), ("float32", "gradients"), ("bfloat16", "logits_max"))]  # fmt: skip
-        bits = f"other bits: {', '.join(entry['odd'])}" if entry["odd"] else "the same"
-        rows.append((title, *worst, bits))
+        models = entry["models"].values()
+        letters = [
+            native.letter(tuple(facts["float32"]["logits_sha256"] for facts in models)),
+            exact.letter(tuple(facts["fingerprint"] for facts in models)),
+        ]
+        rows.append((title, *worst, *letters))
+        if entry["odd"]:
+            notes.append(f"{title}: other exact bits: {', '.join(entry['odd'])}")
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = [f"| {' | '.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))} |" for row in rows]
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+class _Letters:
+    """A letter for each value, in the order of their coming; a number when letters run out."""
+
+    def __init__(self, letters: str):
+        self.letters = letters
+        self.seen: list[Any] = []
+
+    def letter(self, value: Any) -> str:
+        if value not in self.seen:
+            self.seen.append(value)
+        index = self.seen.index(value)
+        return self.letters[index] if index < len(self.letters) else str(index + 1)
 
 
 def _worst(entry: dict[str, Any], dtype: str, measure: str) -> str:

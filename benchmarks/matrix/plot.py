@@ -41,7 +41,7 @@ def plot(result: dict[str, Any], stem: Path) -> list[Path]:
                 title = NAMES.get(framework, framework)
                 ax.set_title(title, loc="left", fontsize=12, color=INK, fontweight="bold", pad=8)
             if i == 0:
-                ax.set_ylabel(f"{dtype}, {UNITS[dtype]:.0e}".replace("e-0", "e-"), fontsize=10, color=INK)
+                ax.set_ylabel(f"{dtype}, in {UNITS[dtype]:.0e}".replace("e-0", "e-"), fontsize=10, color=INK)
             _panel(ax, column, models, dtype, last=row == len(UNITS) - 1)
             if i:
                 ax.set_yticklabels([])

@@ -115,10 +115,10 @@ class Diagnosis:
         return best[:SHOWN]
 
     def _choices(self, mistake: Mistake) -> list[tuple[Place, ...] | None]:
-        """A mistake may be where taps fail, or everywhere, and show only there."""
+        """A mistake may be where taps fail, in the first of these places alone, or everywhere, and show only there."""
         if not mistake.local or self.places is None:
             return [None]
-        return [self.places] if len(self.places) == 1 else [self.places, None]
+        return [self.places] if len(self.places) == 1 else [self.places, self.places[:1], None]
 
     def _rank(self, suspects: Sequence[Suspect]) -> list[Suspect]:
         """The suspects that leave less of the error than the reference does, the best first, by reruns without
