@@ -20,6 +20,7 @@ KEPT = 12  # mistakes that are rerun with noise, of all that were rerun without
 BEAM = 8  # mistakes that are tried together with every other
 SIZE = 2.0  # factor within which an error has the size of the rounding that is said to have made it
 PENALTY = 0.05  # of surprise at each tap, for each mistake beyond the first
+PLACE = 0.01  # of surprise, for each place that is named
 NEARLY = 2.0  # of the limit: a single mistake that leaves less is not helped by a second
 SHOWN = 6  # causes that a report lists
 CLEARER = 0.9  # a mistake is worth a rerun with noise if it leaves less than this share of the error
@@ -200,7 +201,7 @@ class Diagnosis:
             title="; and ".join(mistake.title for mistake in suspect.mistakes),
             places="all layers" if suspect.places is None else describe_places(suspect.places),
             share=share,
-            surprise=_surprise(scores),
+            surprise=_surprise(scores) + PLACE * len(suspect.places or ()),
             explanation="\n\n".join(mistake.explanation for mistake in suspect.mistakes),
             reruns={name: score.share for name, score in scores.items()},
         )

@@ -333,7 +333,7 @@ def _other_sinusoids(v: Variant, table: Array) -> None:
     v.batch = dataclasses.replace(v.batch, sinusoids_BTD=table.astype(np.float64))
 
 
-@mistake("SL338", "rotary tables are made in float64", _rope, seen_with="8,000 tokens or more")
+@mistake("SL338", "rotary tables are made in float64", _rope, seen_with="8,000 tokens or more", local=False)
 def rotary_tables_float64(v: Variant) -> None:
     """The models were trained with float32 tables: frequencies, angles, cosine and sine each rounded once.
 
