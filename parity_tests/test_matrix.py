@@ -87,7 +87,8 @@ def test_an_odd_fingerprint_is_named(records):
     assert result["fingerprints"] == {name: facts["fingerprint"] for name, facts in MODELS.items()}
     shown = table(result)
     assert re.findall(r"^\| (\w+) ([\d.]+) .* \| (\w) +\| (\w) +\|$", shown, re.MULTILINE) == [
-        ("torch", "2.13.0", "a", "A"), ("jax", "0.7.2", "b", "B"), ("jax", "0.10.2", "a", "A"), ("numpy", "2.4.6", "a", "A")
+        ("torch", "2.13.0", "a", "A"), ("jax", "0.7.2", "b", "B"), ("jax", "0.10.2", "a", "A"),
+        ("numpy", "2.4.6", "a", "A"),
     ]  # fmt: skip
     assert re.findall(r"^(.*): other exact bits: (.*)$", shown, re.MULTILINE) == [("jax 0.7.2", "random Llama")]
 
@@ -184,3 +185,12 @@ def test_the_versions_are_within_what_the_project_declares():
         assert f'"{name}": ("{framework}=={version}"' in text
     pinned = dict(re.findall(r"^(torch|jax|numpy)==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     assert {f"{framework}-{version}" for framework, version in pinned.items()} <= set(names)
+
+
+def test_the_page_shows_the_table_of_the_merged_file():
+    from benchmarks.matrix.merge import table
+
+    result = json.loads((ROOT / "benchmarks" / "results" / "matrix.json").read_text())
+    rows = [line for line in table(result).splitlines() if line.startswith("|")]
+    assert len(rows) > 2
+    assert "\n".join(rows) in (ROOT / "docs" / "version-drift.md").read_text()

@@ -15,7 +15,8 @@ from benchmarks.matrix.plot import plot
 
 NOT_RUN = "it was not asked for"
 COLUMNS = (
-    "environment", "float32 logits", "root mean square", "loss", "gradients", "bfloat16 logits", "native bits", "exact bits"
+    "version", "float32 logits", "root mean square", "loss", "gradients", "bfloat16 logits", "native bits",
+    "exact bits",
 )  # fmt: skip
 
 

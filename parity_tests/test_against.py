@@ -1,0 +1,398 @@
+"""Verdicts on candidates: what passes, what fails, what proves nothing, and what a report says of it."""
+
+import mistaken
+import numpy as np
+import pytest
+from mistaken import GPT, LLAMA, POST, Port, check, probe_of, stage
+
+from samelogits.batch import prepare
+from samelogits.checking.against import FEWEST, check_candidate, operation_of, shown_precision
+from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
+from samelogits.checking.later import TEMPERATURE
+from samelogits.checking.probe import make_probe
+from samelogits.checking.rounding import round_bfloat16, round_float16
+from samelogits.errors import CandidateError
+from samelogits.taps import tap_names
+
+
+class Changed(Port):
+    """A port whose output is changed at the end."""
+
+    def __init__(self, config, change, **options):
+        super().__init__(config, **options)
+        self.change = change
+
+    def run(self, probe):
+        return self.change(super().run(probe), probe)
+
+
+def doubts(report):
+    return "; ".join(report.doubts)
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize("config", [GPT, LLAMA, POST], ids=["gpt", "llama", "post"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+def test_honest_candidates_are_the_same_function(config, precision):
+    report = check(config, Port(config, precision=precision, plant=_last_bit if precision == "float64" else None))
+    assert report.verdict == "same function", (report.doubts, report.first_divergence)
+    assert report.passed
+    assert report.first_divergence is report.candidate.interval is report.candidate.card is None
+    assert [tap.name for tap in report.candidate.taps] == tap_names(config)
+    assert report.candidate.tried > 90
+    assert f"{len(tap_names(config))} of {len(tap_names(config))} taps compared" in report.coverage
+    assert stage(report, "row alone").verdict == "same"
+    assert report.candidate.logits.positions == probe_of(config).mask_BT.sum()
+
+
+def _last_bit(variant):
+    """Another order of additions: honest, and not the same bits."""
+    variant.exchange("linear", lambda right: lambda x, w, *rest: right(x[..., ::-1], w[:, ::-1], *rest))
+
+
+def test_different_is_said_with_its_place():
+    report = check(LLAMA, Port(LLAMA, "SL711", places=[1]))
+    result = report.candidate
+    assert report.verdict == "different function"
+    assert not report.passed
+    assert result.card.operation == "add"
+    assert "def add" in result.card.reference_source
+    first = next(tap for tap in result.taps if not tap.inside)
+    assert first.name == report.first_divergence == "layers.1.residual_mid"
+    assert first.local.share > 1
+    assert abs(first.found - first.expected) > 0.01
+    assert first.ulps > 1000
+    assert all(tap.inside for tap in result.taps[: result.taps.index(first)])
+    assert result.logits.smallest_tolerance > 1e-3
+    assert result.logits.kl > 0
+    assert stage(report, "logits").verdict == stage(report, "taps").verdict == "different"
+    assert len(result.logits.flips) <= 20
+    found = result.logits.positions - result.logits.top1
+    assert len(result.logits.flips) == min(found, 20)
+
+
+def test_nan_comes_first():
+    def spoil(output, probe):
+        output.taps["layers.0.mlp.output"][0, 5, 3] = np.nan
+        output.taps["layers.1.mlp.up"] *= 2
+        return output
+
+    report = check(LLAMA, Changed(LLAMA, spoil))
+    assert report.verdict == "different function"
+    assert report.first_divergence == "layers.0.mlp.output"
+    first = next(tap for tap in report.candidate.taps if not tap.inside)
+    assert first.place == (0, 5, 3)
+    assert np.isnan(first.found)
+    assert first.share == np.inf
+    assert not any(cause.explains for cause in report.candidate.causes)
+    assert report.to_json()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_differ(value):
+    def spoil(output, probe):
+        output.logits[0, 3, 1] = value
+        return output
+
+    report = check(LLAMA, Changed(LLAMA, spoil, taps=["logits"]), diagnose=False)
+    assert report.verdict == "different function"
+    assert report.candidate.logits.smallest_tolerance == np.inf
+    report = check(LLAMA, Changed(LLAMA, _inf_in_a_tap(value)), diagnose=False)
+    assert report.first_divergence == "layers.1.self_attn.scores"
+
+
+def _inf_in_a_tap(value):
+    def spoil(output, probe):
+        output.taps["layers.1.self_attn.scores"][0, 0, 4, 2] = value
+        return output
+
+    return spoil
+
+
+def test_padding_may_hold_anything():
+    def fill(output, probe):
+        hidden = ~prepare(LLAMA, probe.tokens_BT, probe.mask_BT).visible_BTS | ~probe.mask_BT[:, :, None]
+        for name, array in output.taps.items():
+            if name.endswith(("scores", "weights")):
+                array[np.broadcast_to(hidden[:, None], array.shape)] = np.nan
+            else:
+                array[~probe.mask_BT] = np.nan
+        output.logits = output.taps["logits"]
+        return output
+
+    report = check(LLAMA, Changed(LLAMA, fill))
+    assert report.verdict == "same function", (report.first_divergence, report.doubts)
+
+
+# What proves nothing
+
+
+def test_one_program_on_both_sides_proves_nothing():
+    report = check(LLAMA, Port(LLAMA, precision="float64"), diagnose=False)
+    assert report.verdict == "not proven"
+    assert "one program" in doubts(report)
+
+
+def test_constant_logits_prove_nothing():
+    arrays = {name: np.zeros_like(array) for name, array in mistaken.wide(GPT).items()}
+
+    def zeros(tokens, attention_mask):
+        return np.zeros((*tokens.shape, GPT.vocab_size), np.float32)
+
+    report = check(GPT, FunctionCandidate(zeros), arrays=arrays)
+    assert report.verdict == "not proven"
+    assert "the reference's logits are all equal" in doubts(report)
+    report = check(GPT, FunctionCandidate(zeros), diagnose=False)
+    assert report.verdict == "different function"
+    assert "the candidate's logits are all equal" in doubts(report)
+
+
+@pytest.mark.parametrize("count", [1, FEWEST - 1, FEWEST])
+def test_few_tokens_prove_nothing(count):
+    probe = make_probe(GPT.vocab_size, None, np.arange(count)[None])
+    report = check(GPT, Port(GPT), probe=probe, diagnose=False)
+    assert ("fewer than" in doubts(report)) == (count < FEWEST)
+    assert report.verdict == ("not proven" if count < FEWEST else "same function")
+
+
+def test_one_token_is_diagnosed():
+    probe = make_probe(GPT.vocab_size, None, [[7]])
+    assert check(GPT, Port(GPT), probe=probe).verdict == "not proven"
+    assert check(GPT, Port(GPT, "SL711"), probe=probe).verdict == "different function"
+
+
+def test_what_was_not_exercised_is_said():
+    """Without padding some mistakes can't be seen; each says what would show it."""
+    tokens = probe_of(LLAMA).tokens_BT[:1]
+    report = check(LLAMA, Port(LLAMA, mask=False), tokens=tokens)
+    undecided = {item.code: item for item in report.candidate.undecided}
+    for code in ("SL424", "SL315"):
+        assert undecided[code].reason == "not exercised by this input"
+        assert "padded" in undecided[code].decided_by
+    padded = check(LLAMA, Port(LLAMA))
+    assert "SL424" not in [item.code for item in padded.candidate.undecided]
+    shown = report.candidate.tried - len(undecided)
+    assert f"{shown} of {report.candidate.tried} known mistakes would have shown" in report.coverage
+
+
+def test_logits_alone_in_bfloat16_leave_more_undecided_and_say_what_decides():
+    report = check(GPT, Port(GPT, precision="bfloat16", taps=["logits"]))
+    undecided = {item.code: item for item in report.candidate.undecided}
+    assert "SL201" in undecided
+    assert undecided["SL201"].reason.startswith("within rounding in bfloat16 (signal to noise")
+    assert "a run in float32" in undecided["SL201"].decided_by
+    taps = check(GPT, Port(GPT, precision="bfloat16"))
+    assert len(undecided) > len(taps.candidate.undecided)
+    assert "SL533" in undecided
+    assert undecided["SL533"].reason == "the same function here"
+
+
+def test_below_the_bound_a_mistake_is_seen_in_bfloat16():
+    """Its effect is inside the bound, and lies along the mistake's."""
+    for config, code in ((GPT, "SL430"), (POST, "SL621"), (LLAMA, "SL310")):
+        report = check(config, Port(config, code, precision="bfloat16"), probe=probe_of(config, 32))
+        assert report.first_divergence is None
+        assert report.verdict == "not proven"
+        assert f"below the bound it looks as if it had {code}" in doubts(report)
+    for config in (GPT, POST, LLAMA):
+        honest = check(config, Port(config, precision="bfloat16"), probe=probe_of(config, 32))
+        assert "below the bound" not in doubts(honest)
+
+
+# Input
+
+
+def test_a_candidate_without_a_mask_gets_no_padding():
+    port = Port(GPT, mask=False)
+    report = check_candidate(mistaken.checkpoint_of(GPT), port, diagnose=False)
+    assert all(probe.mask_BT.all() for probe in port.seen)
+    assert report.verdict == "same function"
+    padded = probe_of(GPT)
+    with pytest.raises(CandidateError, match="takes no attention_mask, found tokens with padding"):
+        check(GPT, Port(GPT, mask=False), tokens=padded.tokens_BT, attention_mask=padded.mask_BT)
+
+
+def test_a_recording_brings_its_own_input(tmp_path):
+    probe = probe_of(LLAMA, 13)
+    record(Port(LLAMA), probe, tmp_path / "a.npz")
+    candidate = read_recording(tmp_path / "a.npz", LLAMA)
+    report = check(LLAMA, candidate)
+    assert report.verdict == "same function"
+    assert report.tokens_shape == (2, 13)
+    assert stage(report, "row alone") is None
+    with pytest.raises(CandidateError, match="expected no tokens beside a recording's own"):
+        check(LLAMA, candidate, tokens=[[1, 2]])
+    record(Port(LLAMA, "SL421"), probe, tmp_path / "b.npz")
+    report = check(LLAMA, read_recording(tmp_path / "b.npz", LLAMA))
+    assert report.candidate.causes[0].code == "SL421"
+
+
+def test_a_precision_that_is_not_known_is_refused():
+    with pytest.raises(CandidateError, match="precision: expected one of float64, float32"):
+        check(GPT, Port(GPT), precision="int8")
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "expected"),
+    [
+        (lambda x: x, np.float32, "float32"),
+        (round_bfloat16, np.float32, "bfloat16"),
+        (round_float16, np.float32, "float16"),
+        (lambda x: x, np.float64, "float64"),
+        (lambda x: x.astype(np.float32), np.float64, "float32"),  # as a list gives them, or a cast
+        (round_bfloat16, np.float64, "bfloat16"),
+    ],
+)
+def test_the_precision_that_arrays_show(change, dtype, expected):
+    x = np.random.default_rng(0).standard_normal((1, 4, 5))
+    array = np.asarray(change(x), dtype)
+    assert shown_precision(Output(array, {"logits": array})) == expected
+
+
+def test_a_float32_function_that_returns_lists_is_honest():
+    def forward(tokens, attention_mask):
+        probe = make_probe(GPT.vocab_size, None, tokens, attention_mask)
+        return mistaken.run(GPT, probe, precision="float32")[0].tolist()
+
+    report = check(GPT, FunctionCandidate(forward), diagnose=False)
+    assert report.verdict == "same function", (report.candidate.precision, report.first_divergence)
+
+
+def test_operations_have_names():
+    for config in (GPT, LLAMA, POST):
+        for tap in tap_names(config):
+            assert operation_of(tap, config) in mistaken.OPERATIONS
+
+
+# Rows alone
+
+
+class Leaking(Port):
+    """A port that is right on the batch it was made for, and mixes rows on any other, as a batch norm would."""
+
+    def __init__(self, config, wrong, **options):
+        super().__init__(config, **options)
+        self.wrong = wrong
+
+    def run(self, probe):
+        output = super().run(probe)
+        if probe.tokens_BT.shape != (2, 16):
+            output.logits = output.taps["logits"] = self.wrong(output.logits)
+        return output
+
+
+def test_rows_alone_are_compared():
+    port = Port(LLAMA)
+    report = check(LLAMA, port)
+    alone = stage(report, "row alone")
+    assert (alone.verdict, alone.compared) == ("same", 1)
+    assert [probe.tokens_BT.shape for probe in port.seen] == [(2, 16), (1, 16), (1, 13)]
+    assert all(probe.mask_BT.all() for probe in port.seen[1:])
+    report = check(LLAMA, Leaking(LLAMA, lambda x: x - x.mean(axis=(0, 1), keepdims=True)))
+    assert stage(report, "logits").verdict == "same"
+    assert stage(report, "row alone").verdict == "different"
+    assert report.verdict == "different function"
+
+
+def test_padding_that_leaks_into_rows_is_seen():
+    """Positions that count padding are a mistake that the batch and its rows don't share."""
+    report = check(GPT, Port(GPT, "SL334", taps=["logits"]), diagnose=False)
+    assert stage(report, "logits").verdict == "different"
+    assert stage(report, "row alone").verdict == "same"
+
+
+def test_a_candidate_of_another_shape_on_one_row_is_one_error():
+    def squeeze(x):
+        return x[0]
+
+    with pytest.raises(CandidateError, match="row alone|expected shape"):
+        check(LLAMA, Leaking(LLAMA, squeeze), diagnose=False)
+
+
+def test_a_row_of_nothing_but_padding_is_left_out():
+    mask = np.ones((3, 16), bool)
+    mask[1] = False
+    probe = make_probe(LLAMA.vocab_size, None, np.arange(48).reshape(3, 16) % 41, mask)
+    port = Port(LLAMA)
+    report = check(LLAMA, port, probe=probe, diagnose=False)
+    assert report.verdict == "same function"
+    assert all(seen.tokens_BT.size for seen in port.seen)
+
+
+# Decoding
+
+
+class Decoding(Port):
+    """A port that decodes one token after the other; `late` hides the newest key from each step after the first."""
+
+    def __init__(self, config, late=False, answer=None):
+        super().__init__(config)
+        self.late, self.answer = late, answer
+
+    def decode(self, probe):
+        if self.answer is not None:
+            return self.answer(probe)
+        logits = mistaken.run(self.config, probe, precision="float32")[0]
+        if self.late:
+            wrong = mistaken.run(self.config, probe, mistaken.find("SL423").plant, precision="float32")[0]
+            logits[:, 8:] = wrong[:, 8:]
+        return logits
+
+
+def test_decoding_is_compared():
+    report = check(LLAMA, Decoding(LLAMA))
+    assert stage(report, "decoding").verdict == "same"
+    assert report.verdict == "same function"
+    report = check(LLAMA, Decoding(LLAMA, late=True), diagnose=False)
+    assert stage(report, "logits").verdict == "same"
+    assert stage(report, "decoding").verdict == "different"
+    assert report.verdict == "different function"
+    assert stage(check(LLAMA, Port(LLAMA), diagnose=False), "decoding") is None
+
+
+def test_a_decoding_that_fails_is_one_error(capsys):
+    with pytest.raises(CandidateError, match=r"decoding: expected logits of shape \[2, 16, 41\], found \[2, 41\]"):
+        check(LLAMA, Decoding(LLAMA, answer=lambda probe: np.zeros((2, 41))), diagnose=False)
+    nan = Decoding(LLAMA, answer=lambda probe: np.full((2, 16, 41), np.nan))
+    assert stage(check(LLAMA, nan, diagnose=False), "decoding").verdict == "different"
+    with pytest.raises(CandidateError):
+        check(LLAMA, Decoding(LLAMA, answer=lambda probe: print("noise") or 1 / 0), diagnose=False)
+    assert capsys.readouterr().out == ""
+
+
+# Log-probabilities
+
+
+def log_probabilities(config, temperature=1.0, top_p=None):
+    probe = probe_of(config)
+    logits = mistaken.run(config, probe, precision="float32")[0] / temperature
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    if top_p:
+        order = np.argsort(-p, axis=-1)
+        ranked = np.take_along_axis(p, order, -1)
+        kept = np.where(np.cumsum(ranked, -1) - ranked < top_p, ranked, 0)
+        np.put_along_axis(p, order, kept / kept.sum(-1, keepdims=True), -1)
+    with np.errstate(divide="ignore"):
+        chosen = np.take_along_axis(np.log(p), np.maximum(probe.targets_BT, 0)[..., None], -1)
+    return chosen[..., 0].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, None), ({"temperature": TEMPERATURE}, f"at temperature {TEMPERATURE}"), ({"top_p": 0.9}, "top-p 0.9")],
+)
+def test_log_probabilities_of_samplers_are_said_to_be_so(options, words):
+    report = check(LLAMA, Port(LLAMA, log_probabilities=log_probabilities(LLAMA, **options)), diagnose=False)
+    found = stage(report, "log-probabilities")
+    assert stage(report, "logits").verdict == "same"
+    assert found.verdict == ("same" if words is None else "different")
+    assert found.where == (f"these are log-probabilities {words}" if words else "")
+    assert report.verdict == ("same function" if words is None else "different function")
+
+
+def test_log_probabilities_of_another_shape_are_one_error():
+    with pytest.raises(CandidateError, match="log-probabilities"):
+        check(LLAMA, Port(LLAMA, log_probabilities=np.zeros((2, 15))), diagnose=False)
