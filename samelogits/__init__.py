@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from samelogits.backend import Model, get_backend
-from samelogits.checking.check import check
-from samelogits.checkpoints import Checkpoint, open_checkpoint
-from samelogits.exactness import hash_logits, probe_tokens
+if TYPE_CHECKING:
+    from samelogits.backend import Model
+    from samelogits.checking.check import check
+    from samelogits.checkpoints import Checkpoint, open_checkpoint
 
 __all__ = ["check", "fingerprint", "load", "open_checkpoint"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """check and open_checkpoint, imported when asked for: pytest imports this package in every run."""
+    if name == "check":
+        from samelogits.checking.check import check
+
+        return check
+    if name == "open_checkpoint":
+        from samelogits.checkpoints import open_checkpoint
+
+        return open_checkpoint
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(
@@ -30,6 +44,9 @@ def load(
     bytes a weight beside the weight itself rather than 16, and takes longer for single tokens.
     Raises SamelogitsError for a source, backend, dtype or device that can't be used.
     """
+    from samelogits.backend import get_backend
+    from samelogits.checkpoints import Checkpoint, open_checkpoint
+
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     return get_backend(backend).load(checkpoint.config, checkpoint.parameters(), dtype, device, arithmetic)
 
@@ -39,5 +56,7 @@ def fingerprint(source: str | Path | Checkpoint, backend: str = "torch", device:
 
     Arguments and errors as for load.
     """
+    from samelogits.exactness import hash_logits, probe_tokens
+
     model = load(source, backend, device=device, arithmetic="exact")
     return hash_logits(model.logits(probe_tokens(model.config.vocab_size, model.config.max_seq_len))[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import textwrap
@@ -85,7 +86,7 @@ def add_commands(command: Command, model_help: str, default_model: str, helpers:
         "explain a known mistake, or list them all",
         "explain SL301",
     )
-    explain.add_argument("code", nargs="?", help="SL101 to SL967; all are listed without one")
+    explain.add_argument("code", nargs="?", help="SL101 to SL968; all are listed without one")
 
     demo = command(
         "demo",
@@ -246,7 +247,12 @@ def _demo(options: argparse.Namespace, helpers: Any) -> int:
     default = options.code.upper() == "SL121" and options.layer is None
     layers = [2] if default else None if options.layer is None else [options.layer]
     path = folder / "candidate.npz"
-    title = record_mistake(checkpoint, options.code, layers, path)
+    try:
+        title = record_mistake(checkpoint, options.code, layers, path)
+    except InputError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is empty
+        raise
     where = "everywhere" if layers is None else f"in layer {layers[0]}"
     helpers.say(f"Planted {where}: {options.code.upper()}, {title}.\nThe checker is told nothing of it:\n")
     options.model, options.candidate = "shakespeare", str(path)

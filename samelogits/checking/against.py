@@ -186,7 +186,7 @@ def logit_statistics(found: Array, expected: Array, mask_BT: Array, score: Score
     """How next-token distributions differ over real positions. found, expected: [B, T, V]."""
     a, b = found[mask_BT], expected[mask_BT]
     places = np.argwhere(mask_BT)
-    if not np.isfinite(a).all():
+    if not np.isfinite(a).all() or not np.isfinite(score.noise):
         return LogitStatistics(np.nan, np.nan, (np.inf,) * 4, 0, 0, len(a), (), np.inf)
     log_p, log_q = _log_softmax(b), _log_softmax(a)
     kl = (np.exp(log_p) * (log_p - log_q)).sum(-1)
@@ -214,12 +214,12 @@ def logit_statistics(found: Array, expected: Array, mask_BT: Array, score: Score
 def shown_precision(output: Output) -> str:
     """The narrowest format that holds all that the candidate gave."""
     arrays = list(output.taps.values())
-    if all(array.dtype == np.float64 for array in arrays):
-        return "float64"
-    for name in ("bfloat16", "float16"):
-        if all(np.array_equal(ROUND[name](array), array, equal_nan=True) for array in arrays):
-            return name
-    return "float32"
+    telling = any(np.isfinite(array).all() and np.ptp(array) > 0 for array in arrays)  # not a constant, not NaN
+    for name in ("bfloat16", "float16", "float32"):
+        with np.errstate(all="ignore"):
+            if telling and all(np.array_equal(ROUND[name](array), array, equal_nan=True) for array in arrays):
+                return name
+    return "float64" if telling else "float32"
 
 
 def _tap_result(

@@ -12,7 +12,7 @@ from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.places import Place, describe_places, place_of
 from samelogits.checking.report import Cause
-from samelogits.checking.scores import Score, Spread
+from samelogits.checking.scores import WHOLE_LIMIT, Score, Spread
 from samelogits.checking.variant import Variant
 
 Array = np.ndarray
@@ -184,7 +184,7 @@ class Diagnosis:
         with np.errstate(all="ignore"):
             spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=runs)
             scores = self.judge.scores(spreads)
-        if suspect.rounds:
+        if suspect.rounds and len(suspect.mistakes) == 1:
             # Its digits may fall otherwise in the candidate: then only the size of what it rounds tells.
             likely = {
                 name: self.honest[name].widened(spread.reference).judge(self.judge.taps[name])
@@ -207,12 +207,13 @@ class Diagnosis:
         )
 
     def _has_size(self, spreads: Mapping[str, Spread]) -> bool:
-        """Whether the candidate is as far from the reference as the variant is, at the taps that fail. Rounding that is
-        coarser than the error would hide it in its own noise."""
+        """Whether the candidate is as far from the reference as the variant is, at the taps at which either is off.
+        Rounding that is coarser than the error would hide it in its own noise."""
         sizes = []
-        for name in self.failing:
-            if name in spreads:
-                honest = self.honest[name]
+        for name in spreads:
+            honest = self.honest[name]
+            made_here = honest.distance(spreads[name].reference, honest.reference)
+            if name in self.failing or made_here > WHOLE_LIMIT:
                 found, made = (
                     np.square(np.where(honest.real, array - honest.reference, 0)).sum()
                     for array in (self.judge.taps[name], spreads[name].reference)

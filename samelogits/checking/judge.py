@@ -49,6 +49,10 @@ class Judge:
         self.precision = PRECISIONS[precision]
         visible = self.variant().batch.visible_BTS
         self._visible = (visible & probe.mask_BT[:, :, None])[:, None]
+        # Padding may hold anything; as an input of a local comparison it must not spread.
+        self.taps = {
+            name: np.where(np.isfinite(array) | self.real(name, array), array, 0) for name, array in self.taps.items()
+        }
 
     def variant(self, plant: Plant = no_mistake, places: Iterable[Place] | None = None) -> Variant:
         """The reference with a mistake in these places (all by default)."""
@@ -80,13 +84,15 @@ class Judge:
             return self.taps[name] if local and name in self.taps else value
 
         if not local:
-            variant.run(keep)
+            with np.errstate(all="ignore"):  # a candidate's values may be anything
+                variant.run(keep)
             return found
         touched = variant.touched()
         known = [place for place in window if self._own and place not in touched and self._settled(place)]
         found |= {name: value for name, value in self._own.items() if place_of(name) in known}
         outputs = {i: self.taps.get(self.boundary(i)) for i in range(self.config.n_layers)}
-        variant.run_window([place for place in window if place not in known], outputs, keep)
+        with np.errstate(all="ignore"):
+            variant.run_window([place for place in window if place not in known], outputs, keep)
         if not touched and set(window) == set(variant.all_places):
             self._own = found
         return found

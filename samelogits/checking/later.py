@@ -101,7 +101,15 @@ class _Stages:
         logits: Array = np.zeros(spread.reference.shape)
         for row, (tokens_T, mask_T) in enumerate(zip(p.tokens_BT, p.mask_BT, strict=True)):
             alone = tokens_T[mask_T][None]
+            if not alone.size:
+                continue
             found = self.candidate.run(Probe(alone, np.ones(alone.shape, bool), np.full_like(alone, -100))).logits
+            if found.ndim != 3 or found.shape[:2] != alone.shape or found.shape[2] < logits.shape[2]:
+                expected = [*alone.shape, logits.shape[2]]
+                raise CandidateError(
+                    f"candidate {self.result.name}: one row alone: expected logits of shape {expected}, "
+                    f"found {list(found.shape)}"
+                )
             logits[row, mask_T] = found[0, :, : logits.shape[2]]
         return self._judge_logits("row alone", logits, spread)
 
@@ -111,7 +119,13 @@ class _Stages:
         if decode is None:
             return None
         self.progress(f"{self.result.name}: decoding")
-        return self._judge_logits("decoding", np.asarray(decode(self.probe))[..., : spread.reference.shape[2]], spread)
+        try:
+            logits = np.asarray(decode(self.probe))
+        except Exception as error:
+            raise CandidateError(
+                f"candidate {self.result.name}: decoding raised {type(error).__name__}: {error}"
+            ) from error
+        return self._judge_logits("decoding", logits[..., : spread.reference.shape[2]], spread)
 
     def loss(self) -> StageResult | None:
         """The loss that belongs to the candidate's own logits."""
@@ -132,6 +146,8 @@ class _Stages:
         """Gradients, layer by layer from the loss backwards; a bias is judged together with its weight."""
         if not self.output.gradients:
             return None
+        if self.result.precision != "float64":
+            return self.skipped("gradients", "their bound is close enough in float64 alone")
         self.progress("gradients with noise")
         _, expected = gradients(self.judge.variant())
         noisy = [gradients(variant)[1] for variant in self._noisy(4)]
@@ -186,6 +202,11 @@ class _Stages:
         if found is None:
             return None
         p = self.probe
+        if found.shape != p.tokens_BT.shape:
+            raise CandidateError(
+                f"candidate {self.result.name}: log_probabilities: expected shape {list(p.tokens_BT.shape)}, "
+                f"found {list(found.shape)}"
+            )
         counted_BT, logits = p.targets_BT >= 0, np.asarray(self.output.logits, np.float64)
         ids_BT1 = np.where(counted_BT, p.targets_BT, 0)[..., None]
         meanings = {"raw": logits, f"at temperature {TEMPERATURE}": logits / TEMPERATURE, f"top-p {TOP_P}": None}

@@ -118,6 +118,16 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
 
         return wrap
 
+    def linear(operation: Callable[..., Any]) -> Callable[..., Any]:
+        """Backward, a product's own partial sums lead to the gradient of x: they are off by a share of it."""
+        forward = product(lambda x, *_: x.shape[-1], linear_squares)(operation)
+
+        def run(x: Array, weight: Array, *rest: Any) -> Array:
+            unit = p.inside * np.sqrt(len(weight) / 3)
+            return forward(record(x.view(), (x,), lambda d: (relative(d, unit),)), weight, *rest)
+
+        return run
+
     def linear_squares(operation: Any, x: Array, weight: Array, bias: Any = None, prepared: Any = None) -> Array:
         return np.maximum(operation(np.square(x), np.square(weight), None, None), 0)
 
@@ -179,7 +189,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
 
     for names, wrap in (
         (("add", "multiply"), stored),
-        ("linear", product(lambda x, *_: x.shape[-1], linear_squares)),
+        ("linear", linear),
         ("attention_scores", product(lambda q, k: q.shape[-1], score_squares)),
         ("attention_mix", product(lambda weights, v: weights.shape[-1], mix_squares)),
         (("gelu", "gelu_tanh", "silu"), activation),

@@ -209,7 +209,7 @@ class Report:
     def verdict(self) -> Verdict:
         """Over all stages; "not proven" if nothing was compared in float64, or if something makes the run unfair."""
         compared = [s for s in self.stages if s.verdict != "skipped" and s.compared]
-        if any(s.verdict == "different" for s in compared):
+        if any(s.verdict == "different" for s in self.stages):
             return "different function"
         if self.doubts or self.unproven or not compared:
             return "not proven"

@@ -37,7 +37,9 @@ def candidate_text(report: Report, root: Path | None = None) -> str:
         lines += ["", *_logits(v.logits)]
     lines += ["", *_taps(v)]
     lines += ["", f"repeat: {v.repeat}"] if v.repeat else []
-    return "\n".join(part for line in lines for part in _wrapped(line)) + "\n"
+    return (
+        "\n".join(part for line in lines for part in ([line] if line.startswith("repeat:") else _wrapped(line))) + "\n"
+    )
 
 
 def _wrapped(line: str, most: int = 3) -> list[str]:

@@ -1,0 +1,175 @@
+"""What comes after one forward pass: rows alone, decoding, log-probabilities, loss, gradients and training."""
+
+import mistaken
+import numpy as np
+import pytest
+from ladder import cpu, load
+from mistaken import GPT, LLAMA, Port, check, probe_of, stage
+
+from samelogits.checking.later import STEPS, TEMPERATURE
+from samelogits.checking.probe import make_probe
+from samelogits.errors import CandidateError
+
+# Rows alone
+
+
+class Leaking(Port):
+    """A port that is right on the batch it was made for, and mixes rows on any other, as a batch norm would."""
+
+    def __init__(self, config, wrong, **options):
+        super().__init__(config, **options)
+        self.wrong = wrong
+
+    def run(self, probe):
+        output = super().run(probe)
+        if probe.tokens_BT.shape != (2, 16):
+            output.logits = output.taps["logits"] = self.wrong(output.logits)
+        return output
+
+
+def test_rows_alone_are_compared():
+    port = Port(LLAMA)
+    report = check(LLAMA, port)
+    alone = stage(report, "row alone")
+    assert (alone.verdict, alone.compared) == ("same", 1)
+    assert [probe.tokens_BT.shape for probe in port.seen] == [(2, 16), (1, 16), (1, 13)]
+    assert all(probe.mask_BT.all() for probe in port.seen[1:])
+    report = check(LLAMA, Leaking(LLAMA, lambda x: x - x.mean(axis=(0, 1), keepdims=True)))
+    assert stage(report, "logits").verdict == "same"
+    assert stage(report, "row alone").verdict == "different"
+    assert report.verdict == "different function"
+
+
+def test_padding_that_leaks_into_rows_is_seen():
+    """Positions that count padding are a mistake that the batch and its rows don't share."""
+    report = check(GPT, Port(GPT, "SL334", taps=["logits"]), diagnose=False)
+    assert stage(report, "logits").verdict == "different"
+    assert stage(report, "row alone").verdict == "same"
+
+
+def test_a_candidate_of_another_shape_on_one_row_is_one_error():
+    def squeeze(x):
+        return x[0]
+
+    with pytest.raises(CandidateError, match=r"row alone|expected shape"):
+        check(LLAMA, Leaking(LLAMA, squeeze), diagnose=False)
+
+
+def test_a_row_of_nothing_but_padding_is_left_out():
+    mask = np.ones((3, 16), bool)
+    mask[1] = False
+    probe = make_probe(LLAMA.vocab_size, None, np.arange(48).reshape(3, 16) % 41, mask)
+    port = Port(LLAMA)
+    report = check(LLAMA, port, probe=probe, diagnose=False)
+    assert report.verdict == "same function"
+    assert all(seen.tokens_BT.size for seen in port.seen)
+
+
+# Decoding
+
+
+class Decoding(Port):
+    """A port that decodes one token after the other; `late` hides the newest key from each step after the first."""
+
+    def __init__(self, config, late=False, answer=None):
+        super().__init__(config)
+        self.late, self.answer = late, answer
+
+    def decode(self, probe):
+        if self.answer is not None:
+            return self.answer(probe)
+        logits = mistaken.run(self.config, probe, precision="float32")[0]
+        if self.late:
+            wrong = mistaken.run(self.config, probe, mistaken.find("SL423").plant, precision="float32")[0]
+            logits[:, 8:] = wrong[:, 8:]
+        return logits
+
+
+def test_decoding_is_compared():
+    report = check(LLAMA, Decoding(LLAMA))
+    assert stage(report, "decoding").verdict == "same"
+    assert report.verdict == "same function"
+    report = check(LLAMA, Decoding(LLAMA, late=True), diagnose=False)
+    assert stage(report, "logits").verdict == "same"
+    assert stage(report, "decoding").verdict == "different"
+    assert report.verdict == "different function"
+    assert stage(check(LLAMA, Port(LLAMA), diagnose=False), "decoding") is None
+
+
+def test_a_decoding_that_fails_is_one_error(capsys):
+    with pytest.raises(CandidateError, match=r"decoding: expected logits of shape \[2, 16, 41\], found \[2, 41\]"):
+        check(LLAMA, Decoding(LLAMA, answer=lambda probe: np.zeros((2, 41))), diagnose=False)
+    nan = Decoding(LLAMA, answer=lambda probe: np.full((2, 16, 41), np.nan))
+    assert stage(check(LLAMA, nan, diagnose=False), "decoding").verdict == "different"
+    with pytest.raises(CandidateError):
+        check(LLAMA, Decoding(LLAMA, answer=lambda probe: print("noise") or 1 / 0), diagnose=False)
+    assert capsys.readouterr().out == ""
+
+
+# Log-probabilities
+
+
+def log_probabilities(config, temperature=1.0, top_p=None):
+    probe = probe_of(config)
+    logits = mistaken.run(config, probe, precision="float32")[0] / temperature
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    if top_p:
+        order = np.argsort(-p, axis=-1)
+        ranked = np.take_along_axis(p, order, -1)
+        kept = np.where(np.cumsum(ranked, -1) - ranked < top_p, ranked, 0)
+        np.put_along_axis(p, order, kept / kept.sum(-1, keepdims=True), -1)
+    with np.errstate(divide="ignore"):
+        chosen = np.take_along_axis(np.log(p), np.maximum(probe.targets_BT, 0)[..., None], -1)
+    return chosen[..., 0].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, None), ({"temperature": TEMPERATURE}, f"at temperature {TEMPERATURE}"), ({"top_p": 0.9}, "top-p 0.9")],
+)
+def test_log_probabilities_of_samplers_are_said_to_be_so(options, words):
+    report = check(LLAMA, Port(LLAMA, log_probabilities=log_probabilities(LLAMA, **options)), diagnose=False)
+    found = stage(report, "log-probabilities")
+    assert stage(report, "logits").verdict == "same"
+    assert found.verdict == ("same" if words is None else "different")
+    assert found.where == (f"these are log-probabilities {words}" if words else "")
+    assert report.verdict == ("same function" if words is None else "different function")
+
+
+def test_log_probabilities_of_another_shape_are_one_error():
+    with pytest.raises(CandidateError, match="log-probabilities"):
+        check(LLAMA, Port(LLAMA, log_probabilities=np.zeros((2, 15))), diagnose=False)
+
+
+# Loss, gradients, training
+
+
+def test_later_stages_take_odd_output():
+    """One token has no target; a recording may claim any number of steps; a gradient may have another shape."""
+    one = make_probe(GPT.vocab_size, None, [[7]])
+    assert stage(check(GPT, Port(GPT, loss=1.0), probe=one, diagnose=False), "loss").verdict != "same"
+    many = stage(check(GPT, Port(GPT, losses=[3.0] * 60), diagnose=False), "training")
+    assert many.verdict == "different"
+    assert many.compared <= STEPS
+    shapes = {name: np.zeros((1, 1)) for name in mistaken.wide(GPT)}
+    found = stage(check(GPT, Port(GPT, gradients=shapes), diagnose=False), "gradients")
+    assert found.verdict == "different"
+    assert "expected shape" in found.where
+    found = stage(check(GPT, Port(GPT, gradients={"x": np.zeros(1)}), diagnose=False), "gradients")
+    assert "is missing" in found.where
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+@pytest.mark.parametrize("config", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_gradients_are_compared(config, factor):
+    probe = probe_of(config)
+    model = load(config, cpu("numpy"), "float32", {k: a.astype(np.float32) for k, a in mistaken.wide(config).items()})
+    loss, found = model.loss_and_gradients(probe.tokens_BT, probe.targets_BT, attention_mask=probe.mask_BT)
+    found["model.layers.1.mlp.up_proj.weight"] = found["model.layers.1.mlp.up_proj.weight"] * np.float32(factor)
+    report = check(config, Port(config, loss=loss, gradients=found), diagnose=False)
+    gradients = stage(report, "gradients")
+    assert stage(report, "loss").verdict == "same"
+    assert (gradients.verdict == "same") == (factor == 1)
+    assert factor == 1 or gradients.where == "model.layers.1.mlp.up_proj"
+    assert gradients.compared == len({name.rpartition(".")[0] for name in found})
