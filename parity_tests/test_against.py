@@ -10,7 +10,7 @@ from samelogits.checking.against import FEWEST, check_candidate, operation_of, s
 from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
 from samelogits.checking.probe import make_probe
 from samelogits.checking.rounding import round_bfloat16, round_float16
-from samelogits.errors import CandidateError
+from samelogits.errors import CandidateError, SamelogitsError
 from samelogits.taps import tap_names
 
 
@@ -234,6 +234,26 @@ def test_a_recording_brings_its_own_input(tmp_path):
     record(Port(LLAMA, "SL421"), probe, tmp_path / "b.npz")
     report = check(LLAMA, read_recording(tmp_path / "b.npz", LLAMA))
     assert report.candidate.causes[0].code == "SL421"
+
+
+def test_input_without_a_real_token_is_refused():
+    with pytest.raises(SamelogitsError, match="real token"):
+        check(GPT, Port(GPT), tokens=[[1, 2, 3]], attention_mask=[[0, 0, 0]])
+    with pytest.raises(SamelogitsError, match="attention_mask: expected tokens beside it"):
+        check_candidate(mistaken.checkpoint_of(GPT), Port(GPT), None, np.ones((2, 5), int))
+
+
+def test_float16_that_overflows_is_different():
+    arrays = {name: (array * 3e4 if "embed" in name else array) for name, array in mistaken.wide(GPT).items()}
+
+    def overflow(output, probe):
+        taps = mistaken.run(GPT, probe, precision="float16", arrays=arrays)[1]
+        return Output(taps["logits"], taps)
+
+    report = check(GPT, Changed(GPT, overflow, precision="float16"), arrays=arrays)
+    assert report.verdict == "different function"
+    assert report.first_divergence == "embed_tokens"
+    assert np.isinf(report.candidate.taps[0].found)
 
 
 def test_a_precision_that_is_not_known_is_refused():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from samelogits.checking.candidates.candidate import Candidate, Output
+from samelogits.checking.candidates.candidate import Candidate, Output, quiet
 from samelogits.checking.catalogue import Mistake, Stage
 from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.noise import disturb
@@ -40,7 +40,11 @@ def later_stages(
     progress: Progress,
 ) -> list[StageResult]:
     """Every further stage that the candidate can be asked about; causes of a failing one are added to the report."""
-    stages = _Stages(report, judge, candidate, output, catalogue, progress)
+    with np.errstate(all="ignore"):  # a candidate's numbers may be anything
+        return _run(_Stages(report, judge, candidate, output, catalogue, progress), total)
+
+
+def _run(stages: _Stages, total: Mapping[str, Spread]) -> list[StageResult]:
     found = [stages.rows_alone(total["logits"]), stages.decoding(total["logits"])]
     same_forward = all(tap.inside for tap in stages.result.taps)
     for stage, run in (("loss", stages.loss), ("gradients", stages.gradients), ("training", stages.training)):
@@ -120,7 +124,8 @@ class _Stages:
             return None
         self.progress(f"{self.result.name}: decoding")
         try:
-            logits = np.asarray(decode(self.probe))
+            with quiet():
+                logits = np.asarray(decode(self.probe))
         except Exception as error:
             raise CandidateError(
                 f"candidate {self.result.name}: decoding raised {type(error).__name__}: {error}"
@@ -204,7 +209,7 @@ class _Stages:
         p = self.probe
         if found.shape != p.tokens_BT.shape:
             raise CandidateError(
-                f"candidate {self.result.name}: log_probabilities: expected shape {list(p.tokens_BT.shape)}, "
+                f"candidate {self.result.name}: log-probabilities: expected shape {list(p.tokens_BT.shape)}, "
                 f"found {list(found.shape)}"
             )
         counted_BT, logits = p.targets_BT >= 0, np.asarray(self.output.logits, np.float64)
