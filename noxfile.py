@@ -19,8 +19,9 @@ nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"
 FRAMEWORK_FREE = (
     "against", "atomic", "benchmarks", "canonical", "catalogue", "catalogue_values", "check_commands",
     "diagnosis", "docs", "exact_accuracy", "exact_compiled", "exact_controls", "exact_environments",
-    "exact_orders", "foreign_config", "gguf", "hub", "huggingface_files", "json", "later_stages", "matrix", "mistakes_page",
-    "name_maps", "negative_controls", "recordings", "report", "safetensors", "testing", "tokenizers", "variant",
+    "exact_orders", "foreign_config", "gguf", "hub", "huggingface_files", "json", "later_stages", "matrix",
+    "mistakes_page", "name_maps", "negative_controls", "recordings", "report", "safetensors", "testing",
+    "tokenizers", "variant",
 )  # fmt: skip
 
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
