@@ -36,7 +36,7 @@ from samelogits.checking.scores import ROW_LIMIT, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.sensitivity import try_all
 from samelogits.checkpoints import Checkpoint
 from samelogits.config import DecoderConfig
-from samelogits.errors import CandidateError
+from samelogits.errors import CandidateError, InputError
 from samelogits.taps import tap_names
 
 Array = np.ndarray
@@ -59,6 +59,7 @@ OPERATIONS = {
 }
 
 
+@np.errstate(all="ignore")  # a candidate's numbers may be anything
 def check_candidate(
     checkpoint: Checkpoint,
     candidate: Candidate,
@@ -143,7 +144,11 @@ def choose_probe(candidate: Candidate, config: DecoderConfig, tokens: Any, atten
         if tokens is not None:
             raise CandidateError(f"candidate {candidate.name}: expected no tokens beside a recording's own, found some")
         return candidate.probe
+    if tokens is None and attention_mask is not None:
+        raise InputError("attention_mask: expected tokens beside it, found none")
     probe = make_probe(config.vocab_size, config.position_limit, tokens, attention_mask, length=LENGTH)
+    if not probe.mask_BT.any():
+        raise InputError("attention_mask: expected at least one real token, found none")
     if not candidate.takes_mask and not probe.mask_BT.all():
         if tokens is not None:
             raise CandidateError(f"candidate {candidate.name}: takes no attention_mask, found tokens with padding")
