@@ -167,9 +167,6 @@ def test_one_token_is_diagnosed():
     assert check(GPT, Port(GPT, "SL711"), probe=probe).verdict == "different function"
 
 
-@pytest.mark.xfail(
-    reason="SL315 is built with float64 tables, so that even without padding it changes something", strict=True
-)
 def test_what_was_not_exercised_is_said():
     """Without padding some mistakes can't be seen; each says what would show it."""
     tokens = probe_of(LLAMA).tokens_BT[:1]

@@ -132,7 +132,6 @@ def test_what_a_candidate_prints_is_kept_away(call, monkeypatch):
     assert "it printed 21 characters" in out
 
 
-@pytest.mark.xfail(reason="what a module prints while it is imported is not kept off standard output", strict=True)
 def test_what_a_module_prints_at_its_import_is_kept_away(call, monkeypatch):
     monkeypatch.setenv("PORT_PRINTS", "1")
     status, out, _ = call(*candidate("forward"))

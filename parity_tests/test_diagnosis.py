@@ -93,18 +93,12 @@ def test_logits_alone_name_a_mistake_of_one_layer():
     assert assert_named(report, "SL121").places == "layer 1"
 
 
-UNFOUND = pytest.mark.xfail(
-    reason="neither mistake alone brings the logits nearer, and the search for pairs begins with one that does",
-    strict=True,
-)
-
-
 @pytest.mark.parametrize(
     "codes",
     [
         ("SL104", "SL601"),
-        pytest.param(("SL121", "SL401"), marks=UNFOUND),
-        pytest.param(("SL207", "SL421"), marks=UNFOUND),
+        ("SL121", "SL401"),
+        ("SL207", "SL421"),
     ],
 )
 def test_logits_alone_name_a_pair(codes):
@@ -144,12 +138,7 @@ def test_an_unknown_mistake_is_given_no_wrong_name(places):
     assert not any(cause.explains for cause in report.candidate.causes)
 
 
-COARSE = pytest.mark.xfail(
-    reason="16-bit rounding has the size of this error, and logits alone tell no more", strict=True
-)
-
-
-@pytest.mark.parametrize("factor", [pytest.param(1.01, marks=COARSE), 1.3])
+@pytest.mark.parametrize("factor", [1.01, 1.3])
 def test_an_unknown_mistake_is_given_no_wrong_name_from_logits_alone(factor):
     """A factor on every value is no rounding, whatever its size."""
     report = check(LLAMA, Port(LLAMA, plant=stretched(factor), taps=["logits"]))
@@ -201,10 +190,7 @@ def loss_of(config, *codes):
 LOSSES = ["SL901", "SL902", "SL903", "SL904", "SL905", "SL906", "SL907", "SL908", "SL909", "SL910"]
 
 
-LARGE = pytest.mark.xfail(reason="the noise of a loss is taken for the mean, and a sum's is larger", strict=True)
-
-
-@pytest.mark.parametrize("code", [None, *(pytest.param(c, marks=LARGE) if c == "SL905" else c for c in LOSSES)])
+@pytest.mark.parametrize("code", [None, *LOSSES])
 def test_a_mistaken_loss_is_named(code):
     report = check(GPT, Port(GPT, loss=loss_of(GPT, *([code] if code else []))), diagnose=False)
     found = stage(report, "loss")

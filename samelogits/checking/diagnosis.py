@@ -82,6 +82,7 @@ class Diagnosis:
         self.window = self._window()
         # Rounding that moves failing taps: it leaves no less of the error when its own digits fall otherwise.
         self.coarser: list[Suspect] = []
+        self.everywhere: list[Suspect] = []  # single mistakes in all layers, whatever they leave
 
     def _places(self) -> tuple[Place, ...] | None:
         """Where the candidate is off: None for every layer, or for anywhere when only logits tell."""
@@ -138,6 +139,8 @@ class Diagnosis:
                 continue  # two mistakes that exclude each other: the shapes don't fit
             wrong = [name for name in self.failing if name in taps]
             ranked = replace(suspect, error=self._pool(taps, taps), taps=taps)
+            if len(suspect.mistakes) == 1 and suspect.places is None and not suspect.rounds:
+                self.everywhere.append(ranked)
             if self._pool(taps, wrong) < CLEARER * self._pool(before, wrong):
                 found.append(ranked)
             elif suspect.rounds and any(abs(taps[name] - before[name]) > SAME * before[name] for name in wrong):
@@ -184,6 +187,7 @@ class Diagnosis:
         with np.errstate(all="ignore"):
             spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=runs)
             scores = self.judge.scores(spreads)
+        by_size = False
         if suspect.rounds and len(suspect.mistakes) == 1:
             # Its digits may fall otherwise in the candidate: then only the size of what it rounds tells.
             likely = {
@@ -192,7 +196,8 @@ class Diagnosis:
                 if name in self.honest
             }
             if _surprise(likely) < _surprise(scores):
-                scores = likely
+                # With logits alone nothing but a size is left, and other mistakes have sizes too.
+                scores, by_size = likely, not self.local
         share = max((score.share for score in scores.values()), default=np.inf)
         if suspect.rounds and not self._has_size(spreads):
             share = np.inf
@@ -204,6 +209,7 @@ class Diagnosis:
             surprise=_surprise(scores) + PLACE * len(suspect.places or ()),
             explanation="\n\n".join(mistake.explanation for mistake in suspect.mistakes),
             reruns={name: score.share for name, score in scores.items()},
+            by_size=by_size,
         )
 
     def _has_size(self, spreads: Mapping[str, Spread]) -> bool:
@@ -224,7 +230,9 @@ class Diagnosis:
     def _pairs(self, singles: Sequence[Suspect]) -> list[Suspect]:
         """Two mistakes at once: each of the best single ones with every other."""
         pairs = {}
-        for seed in singles[:BEAM]:
+        # One of two mistakes seldom brings the logits nearer: it leaves the whole effect of the other.
+        seeds = singles if self.local else sorted(self.everywhere, key=lambda suspect: suspect.error)
+        for seed in seeds[: BEAM if self.local else 4 * BEAM]:
             for mistake in self.catalogue:
                 if mistake.code != seed.mistakes[0].code:
                     both = tuple(sorted((seed.mistakes[0], mistake), key=lambda m: m.code))

@@ -136,13 +136,18 @@ class _Stages:
         """The loss that belongs to the candidate's own logits."""
         if self.output.loss is None:
             return None
+        if not (self.probe.targets_BT >= 0).any():
+            return self.skipped("loss", "no target of this input counts")
         found, logits = self.output.loss, np.asarray(self.output.logits, np.float64)
         expected = float(self.judge.variant().loss(logits))
         noise = self._noise([float(v.loss(logits)) for v in self._noisy()], expected)
         share = _share(abs(found - expected), ROW_LIMIT * noise)
         tried = [(m, _tried_loss(self.judge.variant(m.plant), logits)) for m in self._known("loss")]
         if share > 1:
-            self._explain([(m, _share(abs(found - value), ROW_LIMIT * noise)) for m, value in tried])
+            # A larger loss, as a sum is, has larger noise.
+            noises = [noise * max(1.0, abs(value / expected)) for _, value in tried]
+            shares = [_share(abs(found - v), ROW_LIMIT * n) for (_, v), n in zip(tried, noises, strict=True)]
+            self._explain([(m, share) for (m, _), share in zip(tried, shares, strict=True)])
         else:
             self._note_undecided([(m, _share(abs(expected - value), ROW_LIMIT * noise)) for m, value in tried])
         return self._result("loss", share, abs(found - expected), f"{found:.7g}, expected {expected:.7g}", 1)
@@ -159,9 +164,12 @@ class _Stages:
         shares: dict[str, tuple[float, float]] = {}
         for layer in dict.fromkeys(name.rpartition(".")[0] for name in reversed(expected)):
             names = [name for name in expected if name.rpartition(".")[0] == layer]
-            missing = [name for name in names if name not in self.output.gradients]
-            if missing:
-                return self._result("gradients", np.inf, np.inf, f"{missing[0]} is missing", len(shares))
+            for name in names:
+                given = self.output.gradients.get(name)
+                if given is None or given.shape != expected[name].shape:
+                    wanted = f"expected shape {list(expected[name].shape)}"
+                    fault = "is missing" if given is None else f"{wanted}, found {list(given.shape)}"
+                    return self._result("gradients", np.inf, np.inf, f"{name}: {fault}", len(shares))
             error = sum(float(np.square(self.output.gradients[n] - expected[n]).sum()) for n in names)
             noise = sum(float(np.square(run[n] - expected[n]).sum()) for run in noisy for n in names) / len(noisy)
             shares[layer] = _share(np.sqrt(error), GRADIENT_LIMIT * np.sqrt(noise)), np.sqrt(error)
@@ -179,7 +187,9 @@ class _Stages:
             return self.skipped("training", f"only models of up to {TRAINABLE:,} weights are trained")
         if not found and run is not None:
             self.progress(f"{self.result.name}: {STEPS} steps")
-            found = run(self.probe, TRAINING, STEPS)
+            with quiet():
+                found = run(self.probe, TRAINING, STEPS)
+        found = list(found)[:STEPS]  # a recording may claim any number
         self.progress("training with noise")
         steps = len(found)
         expected = train(self.judge.variant(), TRAINING, steps)

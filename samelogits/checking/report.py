@@ -76,8 +76,9 @@ class Cause:
     """A known mistake that was tried. places: "all layers", or those it was tried in. share: what remains of the error
     when the reference makes the mistake too, as a share of the limit; at most 1 means that it explains everything.
     surprise: mean negative log-likelihood of the error, which ranks those that explain everything. reruns: the share
-    for each tap that was judged. same_as: codes that are the same function on this input. explains: whether
-    the candidate is the reference with this mistake.
+    for each tap that was judged. same_as: codes that are the same function on this input. by_size:
+    whether only the size of its effect is known to fit. explains: whether the candidate is the reference with this
+    mistake.
     """
 
     code: str
@@ -88,10 +89,11 @@ class Cause:
     explanation: str
     reruns: dict[str, float] = field(default_factory=dict)
     same_as: tuple[str, ...] = ()
+    by_size: bool = False
     explains: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "explains", self.share <= 1)
+        object.__setattr__(self, "explains", self.share <= 1 and not self.by_size)
 
     @property
     def fit(self) -> str:

@@ -76,7 +76,8 @@ class Spread:
 
     def distance(self, candidate: Array, value: Array) -> float:
         """Root mean square of the candidate's error about another value, in units of the noise."""
-        error = np.where(self.real, candidate - value, 0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = np.where(self.real, candidate - value, 0)
         squares, noise = float(np.vdot(error, error)), float((self.noise * self._counts).sum())
         if not np.isfinite(squares):
             return np.inf
@@ -91,7 +92,8 @@ class Spread:
 
     def judge(self, candidate: Array) -> Score:
         """The candidate's error in units of this noise. A value that is not finite is infinitely wrong."""
-        errors = np.where(self.real, np.square(candidate - self.reference), 0)
+        with np.errstate(over="ignore", invalid="ignore"):  # inf - inf
+            errors = np.where(self.real, np.square(candidate - self.reference), 0)
         if not np.isfinite(errors).all():
             place = np.unravel_index(int(np.argmin(np.isfinite(errors).all(-1))), self._counts.shape)
             return Score(np.inf, np.inf, np.inf, 0.0, tuple(map(int, place)))

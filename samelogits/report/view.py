@@ -205,6 +205,8 @@ def fit_words(cause: Cause) -> str:
     """How well a cause explains the difference."""
     if cause.explains:
         return f"explains everything: {limits(cause.share)}"
+    if cause.by_size:
+        return "would make an error of this size, and no more than its size is known"
     return f"leaves {limits(cause.share)}" if math.isfinite(cause.share) else "leaves an infinite error"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from samelogits.backend import Model, backend_names, get_backend
 from samelogits.checking.candidates.array_files import SUFFIXES
-from samelogits.checking.candidates.candidate import Candidate, FunctionCandidate, Output, check_output
+from samelogits.checking.candidates.candidate import Candidate, FunctionCandidate, Output, check_output, quiet
 from samelogits.checking.candidates.huggingface import PREFIX, open_huggingface, parse_options
 from samelogits.checking.candidates.models import ModelCandidate
 from samelogits.checking.candidates.modules import NNXModuleCandidate, TorchModuleCandidate
@@ -114,7 +114,7 @@ def _named(spec: str, checkpoint: Checkpoint, name_map: NameMap | None, dtype: s
 def _imported(spec: str, module: str, path: str, call: bool) -> Any:
     """The object at a dotted path in a module, called if asked."""
     try:
-        with _current_folder():
+        with _current_folder(), quiet():
             found: Any = importlib.import_module(module)
             for word in path.split("."):
                 found = getattr(found, word)

@@ -13,7 +13,7 @@ from samelogits.checking.catalogue.mistake import mistake
 from samelogits.checking.rounding import round_bfloat16
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
-from samelogits.positions import sinusoidal_table
+from samelogits.positions import rotary_tables, sinusoidal_table
 
 Array = np.ndarray
 PADDED = "a row padded on the left"
@@ -47,6 +47,13 @@ def _turn(v: Variant, angles: Array, operation: str = "rotate") -> None:
     """Rotate by angles [B, T, H / 2] whatever the tables say."""
     cos, sin = np.cos(angles), np.sin(angles)
     v.exchange(operation, lambda right: lambda x, *tables: right(x, cos, sin))
+
+
+def _tables(v: Variant, positions_BT: Array) -> None:
+    """Rotate by the reference's own float32 tables, of other positions."""
+    assert v.config.rope_theta is not None
+    cos, sin = (t.astype(np.float64) for t in rotary_tables(positions_BT, v.config.d_head, v.config.rope_theta))
+    v.exchange("rotate", lambda right: lambda x, *tables: right(x, cos, sin))
 
 
 def _positions(v: Variant) -> Array:
@@ -179,14 +186,14 @@ def rotary_exponents(v: Variant) -> None:
 def rotary_from_one(v: Variant) -> None:
     """A constant shift of all positions changes no score, so this is the same function until prefill and decode
     differ."""
-    _turn(v, (_positions(v) + 1) * _frequencies(v))
+    _tables(v, v.batch.positions_BT + 1)
 
 
 @mistake("SL315", "rotary positions count padding", _rope, seen_with=PADDED)
 def rotary_counts_padding(v: Variant) -> None:
     """Positions are 0, 1, 2, ... whatever the mask says. A shift of a whole row changes no score, so that it shows in
     queries and keys, and in logits only where prefill and decode differ. Right: cumsum(mask) - 1."""
-    _turn(v, _arange(v)[..., None] * _frequencies(v))
+    _tables(v, _arange(v))
 
 
 @mistake("SL316", "rotary positions divided by 2", _rope)
