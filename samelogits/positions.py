@@ -11,11 +11,20 @@ def rotary_tables(positions_BT: np.ndarray, d_head: int, theta: float) -> tuple[
     Trained models ran with float32 tables: frequencies 1 / theta^(2i / H), then angles, then cos and sin, each rounded
     once to float32. A float64 table would be another function: its angle differs by 5e-4 at position 8000.
     """
-    exponents = np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)
+    return cosines_and_sines(positions_BT[..., None].astype(np.float32) * rotary_frequencies(d_head, theta))
+
+
+def rotary_frequencies(width: int, theta: float) -> np.ndarray:
+    """1 / theta^(2i / width) in float32, [width / 2]: radians a position."""
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     powers = np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
-    frequencies = np.float32(1) / powers
-    angles = (positions_BT[..., None].astype(np.float32) * frequencies).astype(np.float64)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return np.asarray(np.float32(1) / powers)
+
+
+def cosines_and_sines(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both of float32 angles, rounded once to float32."""
+    wide = angles.astype(np.float64)
+    return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
 
 
 def sinusoidal_table(positions_BT: np.ndarray, d_model: int) -> np.ndarray:

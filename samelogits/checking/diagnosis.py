@@ -82,6 +82,7 @@ class Diagnosis:
         self.window = self._window()
         # Rounding that moves failing taps: it leaves no less of the error when its own digits fall otherwise.
         self.coarser: list[Suspect] = []
+        self.untried = 0  # suspects for which there was no time
         self.everywhere: list[Suspect] = []  # single mistakes in all layers, whatever they leave
 
     def _places(self) -> tuple[Place, ...] | None:
@@ -129,12 +130,12 @@ class Diagnosis:
         found: list[Suspect] = []
         for i, suspect in enumerate(suspects):
             if time.monotonic() > self.ends:
+                self.untried += len(suspects) - i
                 break
             self.progress(f"diagnosis: {suspect.code} ({i + 1} of {len(suspects)})")
             try:
-                with np.errstate(all="ignore"):
-                    variant = self.judge.variant(suspect.plant, suspect.places)
-                    taps = self._remaining(self.judge.values(variant, self.local, self.window))
+                variant = self.judge.variant(suspect.plant, suspect.places)
+                taps = self._remaining(self.judge.values(variant, self.local, self.window))
             except ValueError:
                 continue  # two mistakes that exclude each other: the shapes don't fit
             wrong = [name for name in self.failing if name in taps]
@@ -184,9 +185,8 @@ class Diagnosis:
 
     def _judge(self, suspect: Suspect) -> Cause:
         runs = RUNS if suspect.rounds else RUNS // 2
-        with np.errstate(all="ignore"):
-            spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=runs)
-            scores = self.judge.scores(spreads)
+        spreads = self.judge.spreads(suspect.plant, suspect.places, local=self.local, window=self.window, runs=runs)
+        scores = self.judge.scores(spreads)
         by_size = False
         if suspect.rounds and len(suspect.mistakes) == 1:
             # Its digits may fall otherwise in the candidate: then only the size of what it rounds tells.

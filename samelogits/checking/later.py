@@ -11,6 +11,7 @@ import numpy as np
 from samelogits.checking.candidates.candidate import Candidate, Output, quiet
 from samelogits.checking.catalogue import Mistake, Stage
 from samelogits.checking.judge import RUNS, Judge
+from samelogits.checking.measures import log_softmax
 from samelogits.checking.noise import disturb
 from samelogits.checking.probe import Probe
 from samelogits.checking.rehearsal import gradients, train
@@ -27,6 +28,7 @@ TRAINING = AdamWSettings(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.0
 STEPS = 6
 TRAINABLE = 20_000_000  # weights; the reference trains in float64, many times
 GRADIENT_LIMIT = 3.0  # of the noise: the backward pass's own is modelled less closely than the forward pass's
+ALIKE = 1e-12  # losses that differ by less, relatively, are those of one function
 TEMPERATURE, TOP_P = 0.7, 0.9  # of the log-probabilities that samplers mean
 
 
@@ -40,11 +42,7 @@ def later_stages(
     progress: Progress,
 ) -> list[StageResult]:
     """Every further stage that the candidate can be asked about; causes of a failing one are added to the report."""
-    with np.errstate(all="ignore"):  # a candidate's numbers may be anything
-        return _run(_Stages(report, judge, candidate, output, catalogue, progress), total)
-
-
-def _run(stages: _Stages, total: Mapping[str, Spread]) -> list[StageResult]:
+    stages = _Stages(report, judge, candidate, output, catalogue, progress)
     found = [stages.rows_alone(total["logits"]), stages.decoding(total["logits"])]
     same_forward = all(tap.inside for tap in stages.result.taps)
     for stage, run in (("loss", stages.loss), ("gradients", stages.gradients), ("training", stages.training)):
@@ -142,12 +140,13 @@ class _Stages:
         expected = float(self.judge.variant().loss(logits))
         noise = self._noise([float(v.loss(logits)) for v in self._noisy()], expected)
         share = _share(abs(found - expected), ROW_LIMIT * noise)
-        tried = [(m, _tried_loss(self.judge.variant(m.plant), logits)) for m in self._known("loss")]
+        tried = [(m, float(self.judge.variant(m.plant).loss(logits))) for m in self._known("loss")]
         if share > 1:
             # A larger loss, as a sum is, has larger noise.
-            noises = [noise * max(1.0, abs(value / expected)) for _, value in tried]
-            shares = [_share(abs(found - v), ROW_LIMIT * n) for (_, v), n in zip(tried, noises, strict=True)]
-            self._explain([(m, share) for (m, _), share in zip(tried, shares, strict=True)])
+            limits = [ROW_LIMIT * noise * max(1.0, abs(value / expected)) for _, value in tried]
+            self._explain(
+                [(m, _share(abs(found - v), limit), [v]) for (m, v), limit in zip(tried, limits, strict=True)]
+            )
         else:
             self._note_undecided([(m, _share(abs(expected - value), ROW_LIMIT * noise)) for m, value in tried])
         return self._result("loss", share, abs(found - expected), f"{found:.7g}, expected {expected:.7g}", 1)
@@ -200,13 +199,11 @@ class _Stages:
             return float(np.max(np.abs(np.subtract(a, b)) / noise))
 
         share = worst(found, expected)
-        with np.errstate(all="ignore"):
-            known = self._known("training")
-            tried = [(m, train(self.judge.variant(m.plant), TRAINING, steps)) for m in known]
+        tried = [(m, train(self.judge.variant(m.plant), TRAINING, steps)) for m in self._known("training")]
         if share <= 1:
             self._note_undecided([(m, worst(expected, losses)) for m, losses in tried])
         else:
-            self._explain([(m, worst(found, losses)) for m, losses in tried])
+            self._explain([(m, worst(found, losses), losses) for m, losses in tried])
         at = int(np.argmax(np.abs(np.array(found) - expected) / noise))
         return self._result("training", share, abs(found[at] - expected[at]), f"loss of step {at}", steps)
 
@@ -227,7 +224,7 @@ class _Stages:
         meanings = {"raw": logits, f"at temperature {TEMPERATURE}": logits / TEMPERATURE, f"top-p {TOP_P}": None}
         errors = {}
         for meaning, values in meanings.items():
-            log_p = _log_softmax(_truncate(logits) if values is None else values)
+            log_p = log_softmax(_truncate(logits) if values is None else values)
             expected = np.take_along_axis(log_p, ids_BT1, -1)[..., 0]
             errors[meaning] = float(np.max(np.where(counted_BT, _distance(found, expected), 0)))
         limit = 16 * self.judge.precision.inside * float(np.abs(logits[p.mask_BT]).max())
@@ -260,20 +257,22 @@ class _Stages:
                 reason = f"its effect is {effect:.2g} of the limit in {self.result.precision}"
                 self.result.undecided.append(Undecided(m.code, m.title, reason, m.seen_with or "more or other steps"))
 
-    def _explain(self, tried: Sequence[tuple[Mistake, float]]) -> None:
-        """Add the mistakes of a later stage to the causes, the best first."""
-        causes: list[Cause] = []
-        for mistake, share in sorted(tried, key=lambda pair: pair[1]):
-            if causes and share <= causes[-1].share * (1 + 1e-6):
-                causes[-1] = replace(causes[-1], same_as=(*causes[-1].same_as, mistake.code))
+    def _explain(self, tried: Sequence[tuple[Mistake, float, Sequence[float]]]) -> None:
+        """Add the mistakes of a later stage to the causes, the best first.
+
+        tried: each with what it leaves, as a share of the limit, and its losses; equal losses are one function here.
+        """
+        causes: list[tuple[Cause, Sequence[float]]] = []
+        for mistake, share, losses in sorted(tried, key=lambda each: each[1]):
+            twin = next(
+                (i for i, (_, other) in enumerate(causes) if np.allclose(losses, other, rtol=ALIKE, atol=0)), None
+            )
+            if twin is None:
+                causes.append((Cause(mistake.code, mistake.title, "", share, share, mistake.explanation), losses))
             else:
-                causes.append(Cause(mistake.code, mistake.title, "", share, share, mistake.explanation))
-        self.result.causes += causes[:3]
-
-
-def _tried_loss(variant: Variant, logits: Array) -> float:
-    with np.errstate(all="ignore"):
-        return float(variant.loss(logits))
+                cause, other = causes[twin]
+                causes[twin] = replace(cause, same_as=(*cause.same_as, mistake.code)), other
+        self.result.causes += [cause for cause, _ in causes[:3]]
 
 
 def _share(error: float, limit: float) -> float:
@@ -282,16 +281,10 @@ def _share(error: float, limit: float) -> float:
     return float(error / limit) if limit > 0 and np.isfinite(error) else np.inf
 
 
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
-
-
 def _truncate(logits: Array) -> Array:
     """Logits of the smallest set of tokens that holds TOP_P of the probability, minus infinity elsewhere."""
     order = np.argsort(-logits, axis=-1)
-    p = np.take_along_axis(np.exp(_log_softmax(logits)), order, -1)
+    p = np.take_along_axis(np.exp(log_softmax(logits)), order, -1)
     dropped = np.cumsum(p, -1) - p >= TOP_P
     out = np.empty_like(logits)
     np.put_along_axis(out, order, np.where(dropped, -np.inf, np.take_along_axis(logits, order, -1)), -1)

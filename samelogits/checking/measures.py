@@ -62,6 +62,13 @@ def largest_magnitude(array: np.ndarray) -> float:
     return float(np.max(np.abs(array), initial=0.0))
 
 
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Logarithms of the softmax over the last axis."""
+    shifted = x - x.max(-1, keepdims=True)
+    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
 def layer_scales(arrays: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Largest magnitude over the weight and bias of each layer, by parameter name.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from numpy_reference.tape import record
 from samelogits.checking.variant import Variant
-from samelogits.config import DecoderConfig
+from samelogits.positions import rotary_frequencies
 
 Array = np.ndarray
 
@@ -160,7 +160,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         return run
 
     def rotate(operation: Callable[..., Any]) -> Callable[..., Any]:
-        frequencies = rotary_frequencies(variant.config)
+        frequencies = rotary_frequencies(variant.config.d_head, float(variant.config.rope_theta or 0))
         angles = variant.batch.positions_BT[..., None] * frequencies
         # A frequency is off at all positions alike, an angle at its own. Both are float32 in every precision.
         off = angles * (uniform(frequencies.shape) + uniform(angles.shape)) * 2.0**-24
@@ -203,9 +203,3 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
     if variant.batch.sinusoids_BTD is not None:
         variant.batch = dataclasses.replace(variant.batch, sinusoids_BTD=sinusoids(variant.batch.sinusoids_BTD))
     variant.places = places
-
-
-def rotary_frequencies(config: DecoderConfig) -> Array:
-    """Radians a position, [H / 2]."""
-    assert config.rope_theta is not None
-    return config.rope_theta ** -(np.arange(0, config.d_head, 2) / config.d_head)

@@ -85,9 +85,8 @@ def try_all(
         if mistake.stage != "forward" or not mistake.applies(judge.config) or time.monotonic() > ends:
             continue
         progress(f"sensitivity: {mistake.code}")
-        with np.errstate(all="ignore"):
-            values = judge.values(judge.variant(mistake.plant), local, window)
-            trials.append(_try(mistake, values, honest, units, own, noise))
+        values = judge.values(judge.variant(mistake.plant), local, window)
+        trials.append(_try(mistake, values, honest, units, own, noise))
     return trials
 
 

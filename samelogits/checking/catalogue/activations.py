@@ -70,7 +70,7 @@ def gelu_for_silu(v: Variant) -> None:
 
 @mistake("SL105", "ReLU, where a smooth activation is meant", _uses("gelu", "gelu_tanh", "silu"))
 def relu_instead(v: Variant) -> None:
-    """The first activation that comes to hand in a teaching text. Right: read the activation from the configuration."""
+    """Many tutorials use ReLU. Right: read the activation from the configuration."""
     _put(v, native.relu)
 
 
@@ -80,26 +80,28 @@ def gelu_for_relu(v: Variant) -> None:
     _put(v, native.gelu)
 
 
-@mistake("SL107", "quick GELU, x sigmoid(1.702 x)", _uses("gelu", "gelu_tanh", "silu"))
+@mistake(
+    "SL107", "quick GELU, x sigmoid(1.702 x), where another activation is meant", _uses("gelu", "gelu_tanh", "silu")
+)
 def quick_gelu(v: Variant) -> None:
     """The approximation that CLIP uses. It differs from GELU by up to 0.02. Right: use it only for "quick_gelu"."""
     _put(v, lambda x: x * (0.5 * (1 + np.tanh(0.851 * x))))
 
 
-@mistake("SL108", "no activation")
+@mistake("SL108", "there is no activation")
 def no_activation(v: Variant) -> None:
     """The two products follow each other with nothing between them: the activation was forgotten, or its result
     dropped."""
     _put(v, lambda x: x)
 
 
-@mistake("SL109", "the activation's square", _uses("relu"))
+@mistake("SL109", "ReLU is squared", _uses("relu"))
 def squared_relu(v: Variant) -> None:
     """ReLU squared (Primer, RWKV) is used where ReLU is meant. Right: "relu" and "relu2" are two activations."""
     _put(v, lambda x: np.square(np.maximum(x, 0)))
 
 
-@mistake("SL110", "the activation is applied twice")
+@mistake("SL110", "the activation is applied twice", _uses("gelu", "gelu_tanh", "silu"))
 def activation_twice(v: Variant) -> None:
     """Once inside the layer's own module and once around it."""
     v.exchange(ACTIVATIONS, lambda right: lambda x: right(right(x)))

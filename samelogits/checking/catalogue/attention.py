@@ -109,7 +109,8 @@ def _read_heads(v: Variant, chosen: Array) -> None:
 
 @mistake("SL421", "no causal mask")
 def causal_missing(v: Variant) -> None:
-    """Each token sees the ones after it. The last token of a row is right, all others are not."""
+    """Each token sees the ones after it. In the first layer the last token of a row is right; from the second on
+    none is."""
     mask_BT = v.probe.mask_BT
     _see(v, lambda visible: np.broadcast_to(mask_BT[:, None, :], visible.shape))
 
@@ -133,7 +134,7 @@ def padding_seen(v: Variant) -> None:
     _see(v, lambda visible: np.broadcast_to(_distance(visible) >= 0, visible.shape))
 
 
-@mistake("SL425", "a window over half of the tokens", seen_with="more tokens than the window")
+@mistake("SL425", "attention sees only a window of the last tokens", seen_with="more tokens than the window")
 def window_unmeant(v: Variant) -> None:
     """A sliding window of another checkpoint is applied (here: half of this input). The first tokens are right."""
     window = max(1, v.probe.tokens_BT.shape[1] // 2)
@@ -247,7 +248,7 @@ def _swap(v: Variant, first: str, second: str) -> None:
             v.parameters[a], v.parameters[b] = v.parameters[b], v.parameters[a]
 
 
-@mistake("SL446", "queries are normed to length, head by head")
+@mistake("SL446", "queries and keys are normed, head by head")
 def queries_normed(v: Variant) -> None:
     """A norm of queries and keys, as Qwen 3 and OLMo 2 have it, without its weight. Right: only where the file has
     one."""

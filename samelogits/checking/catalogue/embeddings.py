@@ -52,7 +52,7 @@ def rows_shifted(v: Variant) -> None:
 
 @mistake("SL604", "each token reads the row before", local=False)
 def rows_shifted_back(v: Variant) -> None:
-    """The other way round."""
+    """The table has a row less in front than the ids expect."""
     _ids(v, lambda ids: (ids - 1) % v.config.vocab_size)
 
 
@@ -119,7 +119,7 @@ def probabilities(v: Variant) -> None:
 
 @mistake("SL625", "logits are rounded to bfloat16", rounding=True, local=False)
 def logits_bfloat16(v: Variant) -> None:
-    """The head runs in 16 bits, or its output is cast. Near ties then fall to the lowest id."""
+    """The head runs in 16 bits, or its output is cast. Logits that become equal then go to the lowest id."""
     _logits(v, round_bfloat16)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from numpy_reference.block import Block
 from samelogits.batch import Batch
 from samelogits.checking.catalogue.mistake import mistake
+from samelogits.checking.catalogue.wiring import Wired
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
 from samelogits.parameters import norm_names
@@ -128,67 +128,37 @@ def dropout_on(v: Variant) -> None:
     v.exchange("dropout", lambda right: lambda x, scale: x * (rng.random(x.shape) >= 0.1) / 0.9)
 
 
-class _Joined(Block):
-    """A block whose halves a subclass joins with the stream."""
-
-    def __call__(self, x_BTD: Array, batch: Batch, cache: Any, tap: Any) -> Array:
-        first, second = norm_names(self.config)
-        pre = self.config.norm_placement == "pre"
-        y = self.self_attn(self.normalize(first, x_BTD, tap) if pre else x_BTD, batch, cache, tap)
-        x_BTD = tap(f"{self.name}.residual_mid", self.after_attention(x_BTD, y))
-        if not pre:
-            x_BTD = self.normalize(first, x_BTD, tap)
-        y = self.mlp(self.normalize(second, x_BTD, tap) if pre else x_BTD, tap)
-        x_BTD = tap(f"{self.name}.residual_out", self.after_feed_forward(x_BTD, y))
-        return x_BTD if pre else self.normalize(second, x_BTD, tap)
-
-    def after_attention(self, x: Array, y: Array) -> Array:
-        total: Array = self.ops.add(x, y)
-        return total
-
-    def after_feed_forward(self, x: Array, y: Array) -> Array:
-        total: Array = self.ops.add(x, y)
-        return total
+class _NoAttentionResidual(Wired):
+    def joined(self, x: Array, y: Array, name: str) -> Array:
+        return y if name == "residual_mid" else super().joined(x, y, name)
 
 
-class _NoAttentionResidual(_Joined):
-    def after_attention(self, x: Array, y: Array) -> Array:
-        return y
+class _NoFeedForwardResidual(Wired):
+    def joined(self, x: Array, y: Array, name: str) -> Array:
+        return y if name == "residual_out" else super().joined(x, y, name)
 
 
-class _NoFeedForwardResidual(_Joined):
-    def after_feed_forward(self, x: Array, y: Array) -> Array:
-        return y
+class _Halved(Wired):
+    def joined(self, x: Array, y: Array, name: str) -> Array:
+        return super().joined(x, y, name) / 2
 
 
-class _Halved(_Joined):
-    def after_attention(self, x: Array, y: Array) -> Array:
-        return super().after_attention(x, y) / 2
-
-    def after_feed_forward(self, x: Array, y: Array) -> Array:
-        return super().after_feed_forward(x, y) / 2
+class _AttentionTwice(Wired):
+    def joined(self, x: Array, y: Array, name: str) -> Array:
+        return super().joined(x, y, name) + (y if name == "residual_mid" else 0)
 
 
-class _AttentionTwice(_Joined):
-    def after_attention(self, x: Array, y: Array) -> Array:
-        return super().after_attention(x, y) + y
-
-
-class _Parallel(Block):
+class _Parallel(Wired):
     def __call__(self, x_BTD: Array, batch: Batch, cache: Any, tap: Any) -> Array:
         first, second = norm_names(self.config)
         attended = self.self_attn(self.normalize(first, x_BTD, tap), batch, cache, tap)
-        mid = tap(f"{self.name}.residual_mid", self.ops.add(x_BTD, attended))
-        fed = self.mlp(self.normalize(second, x_BTD, tap), tap)
-        out: Array = tap(f"{self.name}.residual_out", self.ops.add(mid, fed))
-        return out
+        mid = self.summed(x_BTD, attended, "residual_mid", tap)
+        return self.summed(mid, self.mlp(self.normalize(second, x_BTD, tap), tap), "residual_out", tap)
 
 
-class _FeedForwardFirst(Block):
+class _FeedForwardFirst(Wired):
     def __call__(self, x_BTD: Array, batch: Batch, cache: Any, tap: Any) -> Array:
         first, second = norm_names(self.config)
-        fed = self.mlp(self.normalize(second, x_BTD, tap), tap)
-        mid = tap(f"{self.name}.residual_mid", self.ops.add(x_BTD, fed))
+        mid = self.summed(x_BTD, self.mlp(self.normalize(second, x_BTD, tap), tap), "residual_mid", tap)
         attended = self.self_attn(self.normalize(first, mid, tap), batch, cache, tap)
-        out: Array = tap(f"{self.name}.residual_out", self.ops.add(mid, attended))
-        return out
+        return self.summed(mid, attended, "residual_out", tap)

@@ -51,7 +51,8 @@ def output_transposed(v: Variant) -> None:
 
 @mistake("SL502", "the query weight is transposed", _square("q_proj"))
 def query_transposed(v: Variant) -> None:
-    """As SL501, for the queries."""
+    """GPT-2 stores (in, out), Llama (out, in). This one is square, so that no shape complains. Right: decide by model
+    type."""
     _transpose(v, "q_proj")
 
 
@@ -59,7 +60,8 @@ def query_transposed(v: Variant) -> None:
     "SL503", "query, key and value weights are transposed", lambda c: _square("q_proj")(c) and _square("k_proj")(c)
 )
 def projections_transposed(v: Variant) -> None:
-    """As SL501, for all three."""
+    """GPT-2 stores (in, out), Llama (out, in). These are square, so that no shape complains. Right: decide by model
+    type."""
     _transpose(v, *PROJECTIONS)
 
 
@@ -131,7 +133,7 @@ def fused_by_head(v: Variant) -> None:
     lambda c: c.n_heads == c.n_kv_heads and c.n_heads > 1,
 )
 def fused_flat(v: Variant) -> None:
-    """The other way round: [q k v] of each head in turn was stored, and read as all q, all k, all v."""
+    """[q k v] of each head in turn was stored, and read as all q, all k, all v."""
     N, H = v.config.n_heads, v.config.d_head
     for layer in v.layers:
         for part in ("weight", *(["bias"] if v.config.attention_bias else [])):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from numpy_reference.block import Block
-from samelogits.batch import Batch
 from samelogits.checking.catalogue.mistake import mistake
+from samelogits.checking.catalogue.wiring import Layer, Wired
 from samelogits.checking.rounding import round_bfloat16
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
@@ -53,7 +53,7 @@ def _mean_square(x: Array) -> Array:
     return mean
 
 
-@mistake("SL201", "the norms' eps is a tenth", seen_with=SMALL)
+@mistake("SL201", "the norms' eps is ten times too small", seen_with=SMALL)
 def eps_a_tenth(v: Variant) -> None:
     """Flax's norms take 1e-6 unless told otherwise, torch's LayerNorm 1e-5.
 
@@ -77,7 +77,8 @@ def eps_missing(v: Variant) -> None:
 
 @mistake("SL204", "the norms' eps is outside the root", seen_with=SMALL)
 def eps_outside(v: Variant) -> None:
-    """x / (rms + eps) instead of x / sqrt(mean square + eps). At x = 0.001 and eps = 1e-5 the results are 0.990 and
+    """x / (rms + eps) instead of x / sqrt(mean square + eps). Where all elements are 0.001 and
+    eps is 1e-5, the results are 0.990 and
     0.302."""
     _normalize(v, lambda x, eps: 1 / (np.sqrt(_mean_square(x)) + eps))
 
@@ -112,7 +113,7 @@ def fast_variance(v: Variant) -> None:
 
 @mistake("SL207", "the norms multiply by 1 + weight")
 def one_plus_weight(v: Variant) -> None:
-    """Gemma's checkpoints store w for a factor of 1 + w; all others store the factor. Right: choose by model type."""
+    """Gemma's checkpoints store w for a factor of 1 + w; most others store the factor. Right: choose by model type."""
     v.exchange(NORMS, lambda right: lambda x, weight, *rest: right(x, 1 + weight, *rest))
 
 
@@ -232,7 +233,7 @@ def pre_norm(v: Variant) -> None:
     v.rewire(_PreNorm)
 
 
-@mistake("SL223", "the norms' weight is multiplied by what was already shifted", _layer_norm)
+@mistake("SL223", "LayerNorm's bias is added before the weight is applied", _layer_norm)
 def bias_first(v: Variant) -> None:
     """(normal + bias) * weight instead of normal * weight + bias."""
     v.exchange("layer_norm", lambda right: lambda x, weight, bias, eps: right(x, weight, bias * weight, eps))
@@ -246,40 +247,22 @@ class _NoAttentionNorm(Block):
         return super().normalize(norm_name, x_BTD, tap)
 
 
-class _Wired(Block):
-    """A block in two halves, each of which a subclass wires."""
-
-    def __call__(self, x_BTD: Array, batch: Batch, cache: Any, tap: Any) -> Array:
-        from samelogits.parameters import norm_names
-
-        first, second = norm_names(self.config)
-        x_BTD = self.half(x_BTD, lambda x: self.self_attn(x, batch, cache, tap), first, "residual_mid", tap)
-        return self.half(x_BTD, lambda x: self.mlp(x, tap), second, "residual_out", tap)
-
-    def half(self, x: Array, layer: Callable[[Array], Array], norm: str, name: str, tap: Any) -> Array:
-        raise NotImplementedError
-
-    def summed(self, x: Array, y: Array, name: str, tap: Any) -> Array:
-        total: Array = tap(f"{self.name}.{name}", self.ops.add(x, y))
-        return total
-
-
-class _ResidualOfNormed(_Wired):
-    def half(self, x: Array, layer: Callable[[Array], Array], norm: str, name: str, tap: Any) -> Array:
+class _ResidualOfNormed(Wired):
+    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
         normed = self.normalize(norm, x, tap)
         return self.summed(normed, layer(normed), name, tap)
 
 
-class _NormedOutput(_Wired):
-    def half(self, x: Array, layer: Callable[[Array], Array], norm: str, name: str, tap: Any) -> Array:
+class _NormedOutput(Wired):
+    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
         return self.summed(x, self.normalize(norm, layer(x), tap), name, tap)
 
 
-class _PostNorm(_Wired):
-    def half(self, x: Array, layer: Callable[[Array], Array], norm: str, name: str, tap: Any) -> Array:
+class _PostNorm(Wired):
+    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
         return self.normalize(norm, self.summed(x, layer(x), name, tap), tap)
 
 
-class _PreNorm(_Wired):
-    def half(self, x: Array, layer: Callable[[Array], Array], norm: str, name: str, tap: Any) -> Array:
+class _PreNorm(Wired):
+    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
         return self.summed(x, layer(self.normalize(norm, x, tap)), name, tap)

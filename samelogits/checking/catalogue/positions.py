@@ -13,11 +13,11 @@ from samelogits.checking.catalogue.mistake import mistake
 from samelogits.checking.rounding import round_bfloat16
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
-from samelogits.positions import rotary_tables, sinusoidal_table
+from samelogits.positions import cosines_and_sines, rotary_frequencies, sinusoidal_table
 
 Array = np.ndarray
 PADDED = "a row padded on the left"
-LONG = "2,048 tokens or more"
+LONG = "2,048 tokens or more, in 16 bits"
 
 
 def _rope(config: DecoderConfig) -> bool:
@@ -37,27 +37,27 @@ def _table(config: DecoderConfig) -> bool:
 
 
 def _frequencies(v: Variant, theta: float | None = None) -> Array:
-    """1 / theta^(2i / H), [H / 2]."""
+    """1 / theta^(2i / H) as the reference has them, float32 [H / 2]."""
     base = v.config.rope_theta if theta is None else theta
     assert base is not None
-    return base ** -(np.arange(0, v.config.d_head, 2) / v.config.d_head)
+    return rotary_frequencies(v.config.d_head, base)
 
 
-def _turn(v: Variant, angles: Array, operation: str = "rotate") -> None:
-    """Rotate by angles [B, T, H / 2] whatever the tables say."""
-    cos, sin = np.cos(angles), np.sin(angles)
-    v.exchange(operation, lambda right: lambda x, *tables: right(x, cos, sin))
+def _tables(angles: Array) -> tuple[Array, Array]:
+    """Cosine and sine made as the reference's are: a mistake in the angles is no other recipe of the tables."""
+    cos, sin = cosines_and_sines(angles.astype(np.float32))
+    return cos.astype(np.float64), sin.astype(np.float64)
 
 
-def _tables(v: Variant, positions_BT: Array) -> None:
-    """Rotate by the reference's own float32 tables, of other positions."""
-    assert v.config.rope_theta is not None
-    cos, sin = (t.astype(np.float64) for t in rotary_tables(positions_BT, v.config.d_head, v.config.rope_theta))
+def _turn(v: Variant, angles: Array) -> None:
+    """Rotate by float32 angles [B, T, H / 2] whatever the tables say."""
+    cos, sin = _tables(angles)
     v.exchange("rotate", lambda right: lambda x, *tables: right(x, cos, sin))
 
 
 def _positions(v: Variant) -> Array:
-    return np.asarray(v.batch.positions_BT[..., None])
+    """float32 [B, T, 1]."""
+    return np.asarray(v.batch.positions_BT[..., None].astype(np.float32))
 
 
 def _arange(v: Variant) -> Array:
@@ -158,7 +158,7 @@ def rotary_angles_bfloat16(v: Variant) -> None:
     Right: positions, frequencies, angles, cosine and sine in float32, then cast.
     """
     r = round_bfloat16
-    _turn(v, r(r(_positions(v).astype(np.float64)) * r(_frequencies(v))))
+    _turn(v, r(r(_positions(v)) * r(_frequencies(v))))
 
 
 @mistake("SL311", "cosine and sine rounded to bfloat16", _rope, rounding=True)
@@ -182,18 +182,20 @@ def rotary_exponents(v: Variant) -> None:
     _turn(v, _positions(v) * np.sqrt(_frequencies(v)))
 
 
-@mistake("SL314", "rotary positions start at 1", _rope, seen_with="a padded row, or a cache")
+@mistake("SL314", "rotary positions start at 1", _rope, seen_with="the taps q_rotated and k_rotated, or decoding")
 def rotary_from_one(v: Variant) -> None:
     """A constant shift of all positions changes no score, so this is the same function until prefill and decode
     differ."""
-    _tables(v, v.batch.positions_BT + 1)
+    _turn(v, (_positions(v) + 1) * _frequencies(v))
 
 
-@mistake("SL315", "rotary positions count padding", _rope, seen_with=PADDED)
+@mistake(
+    "SL315", "rotary positions count padding", _rope, seen_with="a row padded on the left, in q_rotated and k_rotated"
+)
 def rotary_counts_padding(v: Variant) -> None:
     """Positions are 0, 1, 2, ... whatever the mask says. A shift of a whole row changes no score, so that it shows in
     queries and keys, and in logits only where prefill and decode differ. Right: cumsum(mask) - 1."""
-    _tables(v, _arange(v))
+    _turn(v, _arange(v)[..., None].astype(np.float32) * _frequencies(v))
 
 
 @mistake("SL316", "rotary positions divided by 2", _rope)
@@ -214,7 +216,12 @@ def rotary_linear_8(v: Variant) -> None:
     _turn(v, _positions(v) / 8 * _frequencies(v))
 
 
-@mistake("SL319", "Llama 3's rotary scaling, where none is meant", _rope)
+@mistake(
+    "SL319",
+    "Llama 3's rotary scaling, where none is meant",
+    _rope,
+    seen_with="frequencies under 0.003 a token: a wide head or a large base",
+)
 def rotary_llama3_scaling(v: Variant) -> None:
     """Factor 8, low 1, high 4, context 8,192: slow frequencies are divided, a band is blended.
 
@@ -231,8 +238,7 @@ def rotary_half(v: Variant) -> None:
     """A `partial_rotary_factor` of 0.5 is applied: the second half of each head passes unturned."""
     half = v.config.d_head // 2
     assert v.config.rope_theta is not None
-    angles = _positions(v) * v.config.rope_theta ** -(np.arange(0, half, 2) / half)
-    cos, sin = np.cos(angles), np.sin(angles)
+    cos, sin = _tables(_positions(v) * rotary_frequencies(half, v.config.rope_theta))
 
     def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
         return lambda x, *tables: np.concatenate([right(x[..., :half], cos, sin), x[..., half:]], axis=-1)
@@ -249,14 +255,13 @@ def rotary_swapped(v: Variant) -> None:
 @mistake("SL322", "rotary positions go over heads, not tokens", lambda c: _rope(c) and c.n_heads > 1)
 def rotary_over_heads(v: Variant) -> None:
     """The axes [B, T, N, H] and [B, N, T, H] are confused, and each head gets the angle of its own number."""
-    theta = v.config.rope_theta
-    assert theta is not None
+    frequencies = _frequencies(v)
 
     def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
         def rotate(x: Array, *tables: Any) -> Array:
-            heads, frequencies = np.arange(x.shape[2]), _frequencies(v)
-            angles = np.broadcast_to(heads[:, None] * frequencies, (x.shape[0], *x.shape[2:3], frequencies.size))
-            return right(x.swapaxes(1, 2), np.cos(angles), np.sin(angles)).swapaxes(1, 2)
+            angles = np.arange(x.shape[2], dtype=np.float32)[:, None] * frequencies
+            of_heads = _tables(np.broadcast_to(angles, (x.shape[0], *angles.shape)))
+            return right(x.swapaxes(1, 2), *of_heads).swapaxes(1, 2)
 
         return rotate
 
@@ -346,4 +351,8 @@ def rotary_tables_float64(v: Variant) -> None:
 
     A float64 angle differs by 5e-4 at position 8,000, where the two are different functions.
     """
-    _turn(v, _positions(v) * _frequencies(v))
+    assert v.config.rope_theta is not None
+    exponents = np.arange(0, v.config.d_head, 2) / v.config.d_head
+    angles = v.batch.positions_BT[..., None] * v.config.rope_theta**-exponents
+    cos, sin = np.cos(angles), np.sin(angles)
+    v.exchange("rotate", lambda right: lambda x, *tables: right(x, cos, sin))

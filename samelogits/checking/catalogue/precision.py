@@ -30,7 +30,8 @@ def _weights(v: Variant, change: Callable[[Array], Array]) -> None:
 
 @mistake("SL801", "products read TF32", rounding=True)
 def tf32(v: Variant) -> None:
-    """`torch.backends.cuda.matmul.allow_tf32`, or JAX's default precision on GPUs: float32 factors lose 13 digits.
+    """`torch.backends.cuda.matmul.allow_tf32`, or JAX's default precision on GPUs: float32 factors lose 13 binary
+    digits.
 
     Right: `torch.set_float32_matmul_precision("highest")`, `jax.default_matmul_precision("highest")`.
     """

@@ -155,13 +155,13 @@ def decay_unscaled(v: Variant) -> None:
 
 @mistake("SL956", "no weight decay", stage="training", local=False)
 def decay_missing(v: Variant) -> None:
-    """The default was taken (0.01 in torch, 1e-4 in optax), or the group of decayed parameters is empty."""
+    """`weight_decay=0`, the default of `torch.optim.Adam`, or the group of decayed parameters is empty."""
     _rule(v, decay="none")
 
 
 @mistake("SL957", "norms and biases are decayed too", stage="training", local=False)
 def decay_everywhere(v: Variant) -> None:
-    """One parameter group for all. Right: matrices alone, as GPT-2 and Llama were trained."""
+    """One parameter group for all. Right: matrices alone, as is usual for such models."""
     _rule(v, decayed="all")
 
 
@@ -204,7 +204,8 @@ def rate_constant(v: Variant) -> None:
 
 @mistake("SL964", "beta2 is 0.999", stage="training", local=False)
 def beta2_default(v: Variant) -> None:
-    """The default of torch and optax; language models are trained with 0.95. Same as the setting: nothing to find."""
+    """The default of torch and optax; language models are trained with 0.95. If 0.999 is
+    the setting, there is nothing to find."""
     _rule(v, beta2=0.999)
 
 
