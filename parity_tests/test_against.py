@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from mistaken import GPT, LLAMA, POST, Port, check, probe_of, stage
 
+from samelogits.backend import get_backend
 from samelogits.batch import prepare
 from samelogits.checking.against import FEWEST, check_candidate, operation_of, shown_precision
 from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
@@ -215,7 +216,7 @@ def test_a_candidate_without_a_mask_gets_no_padding():
 
 def test_a_recording_brings_its_own_input(tmp_path):
     probe = probe_of(LLAMA, 13)
-    record(Port(LLAMA), probe, tmp_path / "a.npz")
+    record(Port(LLAMA), LLAMA, probe, tmp_path / "a.npz")
     candidate = read_recording(tmp_path / "a.npz", LLAMA)
     report = check(LLAMA, candidate)
     assert report.verdict == "same function"
@@ -223,7 +224,7 @@ def test_a_recording_brings_its_own_input(tmp_path):
     assert stage(report, "row alone") is None
     with pytest.raises(CandidateError, match="expected no tokens beside a recording's own"):
         check(LLAMA, candidate, tokens=[[1, 2]])
-    record(Port(LLAMA, "SL421"), probe, tmp_path / "b.npz")
+    record(Port(LLAMA, "SL421"), LLAMA, probe, tmp_path / "b.npz")
     report = check(LLAMA, read_recording(tmp_path / "b.npz", LLAMA))
     assert report.candidate.causes[0].code == "SL421"
 
@@ -283,3 +284,21 @@ def test_operations_have_names():
     for config in (GPT, LLAMA, POST):
         for tap in tap_names(config):
             assert operation_of(tap, config) in mistaken.OPERATIONS
+
+
+def test_logits_of_exact_arithmetic_are_the_same_bits():
+    """The verdict of most: and one bit less is the same function again."""
+    parameters = mistaken.checkpoint_of(LLAMA).parameters()
+    exact = get_backend("numpy").load(LLAMA, parameters, "float32", None, "exact-compact")
+
+    def run(tokens, attention_mask):
+        return exact.logits(tokens, attention_mask)
+
+    def off(tokens, attention_mask):
+        logits = run(tokens, attention_mask)
+        logits[0, 3, 2] = np.nextafter(logits[0, 3, 2], np.float32(9))
+        return logits
+
+    for function, verdict in ((run, "same bits"), (off, "same function")):
+        report = check_candidate(mistaken.checkpoint_of(LLAMA), FunctionCandidate(function, "exact", "float32"))
+        assert report.verdict == verdict, report.doubts

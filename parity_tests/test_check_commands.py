@@ -300,3 +300,18 @@ def test_every_help_has_an_example(run, command):  # noqa: F811
 def test_the_shipped_model_is_there():
     assert open_checkpoint("shakespeare").config.n_layers == 4
     assert np.isfinite(open_checkpoint("shakespeare").parameters()["model.norm.weight"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "3"], "--steps: expected without --candidate"),
+        (["--no-exact", "--device", "cpu"], "--device, --no-exact: expected without --candidate"),
+    ],
+)
+def test_options_of_backends_are_refused_beside_a_candidate(call, options, words):
+    assert_one_line(*call("check", "model", "--candidate", "some_port:forward", *options), words)
+
+
+def test_options_of_candidates_are_refused_without_one(call):
+    assert_one_line(*call("check", "model", "--precision", "float32"), "expected with --candidate")

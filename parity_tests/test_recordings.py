@@ -38,7 +38,7 @@ formats = pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_is_recorded_is_read(suffix, tmp_path):
     probe, path = probe_of(LLAMA), tmp_path / f"a.{suffix}"
     model = get_backend("numpy").load(LLAMA, checkpoint_of(LLAMA).parameters(), "float32", None)
-    written = record(model, probe, path)
+    written = record(model, LLAMA, probe, path)
     candidate = open_candidate(path, checkpoint_of(LLAMA))
     assert isinstance(candidate, Candidate)
     assert (candidate.name, candidate.precision, candidate.source) == (str(path), "float32", "numpy")
@@ -127,7 +127,7 @@ def test_bfloat16_and_nan_come_through(suffix, tmp_path):
 
 def test_candidates_can_be_recorded(tmp_path):
     candidate = FunctionCandidate(lambda tokens: np.ones((*tokens.shape, 11)), "port", "float32")
-    record(candidate, PROBE, tmp_path / "a.npz", source="a port")
+    record(candidate, LLAMA, PROBE, tmp_path / "a.npz", source="a port")
     found = read_recording(tmp_path / "a.npz", LLAMA)
     assert (found.source, found.precision) == ("a port", "float32")
 

@@ -9,21 +9,23 @@ import shlex
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samelogits.checkpoints import Checkpoint, open_checkpoint
 from samelogits.checkpoints.atomic import atomic_file, check_file
+from samelogits.console import DIFFERENT, NOT_PROVEN, SAME, add_input, count, names, read_tokens, say, show_progress
 from samelogits.errors import InputError
 
-SAME, DIFFERENT, NOT_PROVEN = 0, 1, 3
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from samelogits.checking.report import Report
+
 Command = Callable[..., argparse.ArgumentParser]
 # What --html FILE and its like write.
 WRITERS = ("json", "html", "markdown", "sarif", "junit")
 
 
-def add_commands(command: Command, model_help: str, default_model: str, helpers: Any) -> None:
-    """Add the commands to the parser. helpers: the command line's own say, tokens, progress, names and count."""
+def add_commands(command: Command, model_help: str, default_model: str) -> None:
+    """Add the commands to the parser."""
 
     def add_reports(to: argparse.ArgumentParser) -> None:
         for name in WRITERS:
@@ -43,7 +45,7 @@ def add_commands(command: Command, model_help: str, default_model: str, helpers:
 
     check = command(
         "check",
-        lambda options: _check(options, helpers),
+        _check,
         "compare a candidate with the reference, or the three implementations with each other",
         "check --candidate mine:forward --html report.html",
     )
@@ -51,38 +53,44 @@ def add_commands(command: Command, model_help: str, default_model: str, helpers:
     add_candidate(check, required=False)
     check.add_argument("--list-taps", action="store_true", help="print the names of this model's activations, and stop")
     check.add_argument("--no-diagnosis", action="store_true", help="do not look for the cause")
-    check.add_argument("--backends", type=helpers.names, metavar="A,B", help="without a candidate: which to compare")
-    check.add_argument("--dtypes", type=helpers.names, metavar="A,B", help="default float64,float32")
+    check.add_argument("--backends", type=names, metavar="A,B", help="without a candidate: which to compare")
+    check.add_argument("--dtypes", type=names, metavar="A,B", help="default float64,float32")
     check.add_argument("--device", help="for the backends that have it; the others run on their first")
-    check.add_argument("--steps", type=helpers.count, default=10, help="AdamW steps (default 10)")
-    check.add_argument("--no-exact", action="store_true", help="leave exact arithmetic out (12 bytes a weight)")
+    check.add_argument("--steps", type=count, help="AdamW steps (default 10)")
+    check.add_argument(
+        "--no-exact",
+        dest="exact",
+        action="store_false",
+        default=None,
+        help="leave exact arithmetic out (12 bytes a weight)",
+    )
     add_reports(check)
-    helpers.add_input(check)
+    add_input(check)
 
     diagnose = command(
         "diagnose",
-        lambda options: _diagnose(options, helpers),
+        _diagnose,
         "say which known mistake makes a candidate match, at length",
         "diagnose shakespeare --candidate mine:forward",
     )
     diagnose.add_argument("model", help=model_help)
     add_candidate(diagnose, required=True)
-    helpers.add_input(diagnose)
+    add_input(diagnose)
 
     record = command(
         "record",
-        lambda options: _record(options, helpers),
+        _record,
         "write what a model or candidate computes, to be compared elsewhere",
         "record shakespeare --candidate torch?dtype=bfloat16 -o recording.npz",
     )
     record.add_argument("model", help=model_help)
     add_candidate(record, required=True)
     record.add_argument("-o", "--output", required=True, metavar="FILE.npz", help=".npz or .safetensors")
-    helpers.add_input(record)
+    add_input(record)
 
     explain = command(
         "explain",
-        lambda options: _explain(options, helpers),
+        _explain,
         "explain a known mistake, or list them all",
         "explain SL301",
     )
@@ -90,48 +98,68 @@ def add_commands(command: Command, model_help: str, default_model: str, helpers:
 
     demo = command(
         "demo",
-        lambda options: _demo(options, helpers),
+        _demo,
         "plant a bug in a copy of the shipped model, find it and name it",
         "demo --code SL301",
     )
     demo.add_argument("--code", default="SL121", help="the mistake to plant (default SL121)")
-    demo.add_argument("--layer", type=helpers.count, metavar="N", help="where (default 2; everywhere for other codes)")
+    demo.add_argument("--layer", type=count, metavar="N", help="where (default 2; everywhere for other codes)")
     demo.add_argument("-o", "--output", default="samelogits-demo", metavar="FOLDER", help="default samelogits-demo")
 
 
-def _check(options: argparse.Namespace, helpers: Any) -> int:
-    from samelogits.checking.check import check
+def _check(options: argparse.Namespace) -> int:
     from samelogits.taps import tap_names
 
     for name in WRITERS:
         if getattr(options, name):
             check_file(Path(getattr(options, name)), overwrite=True)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and JAX may share a device's memory
+    of_backends = {
+        name: getattr(options, name)
+        for name in ("backends", "dtypes", "device", "steps", "exact")
+        if getattr(options, name) is not None
+    }
+    if options.candidate is not None and of_backends:
+        named = ", ".join("--no-exact" if name == "exact" else f"--{name}" for name in of_backends)
+        raise InputError(f"{named}: expected without --candidate, found beside it: its options stand in its name")
+    if options.candidate is None and (options.name_map or options.precision or options.no_diagnosis):
+        raise InputError("--name-map, --precision, --no-diagnosis: expected with --candidate, found without it")
     checkpoint = open_checkpoint(options.model)
     if options.list_taps:
-        helpers.say("\n".join(tap_names(checkpoint.config)))
+        say("\n".join(tap_names(checkpoint.config)))
         return SAME
-    given = options.tokens is not None or options.prompt is not None
-    progress = helpers.progress()
+    return _finish(_run(options, checkpoint, diagnose=not options.no_diagnosis, **of_backends), options)
+
+
+def _run(options: argparse.Namespace, checkpoint: Checkpoint, **others: Any) -> Report:
+    """The report on what the options name, with progress shown."""
+    from samelogits.checking.check import check
+
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and JAX may share a device's memory
+    progress = show_progress()
     report = check(
         checkpoint,
-        backends=options.backends,
         candidate=options.candidate,
-        tokens=helpers.tokens(options, checkpoint) if given else None,
+        tokens=_given_tokens(options, checkpoint),
         name_map=options.name_map,
         precision=options.precision,
-        diagnose=not options.no_diagnosis,
-        dtypes=options.dtypes or ("float64", "float32"),
-        device=options.device,
-        steps=options.steps,
-        exact=not options.no_exact,
         progress=progress,
+        **others,
     )
     progress("")
-    return _finish(report, options, helpers)
+    return report
 
 
-def _finish(report: Any, options: argparse.Namespace, helpers: Any) -> int:
+def _given_tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
+    """The tokens that were asked for; None for the checker's own."""
+    given = options.tokens is not None or options.prompt is not None
+    return read_tokens(options, checkpoint) if given else None
+
+
+def _status(report: Report) -> int:
+    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+
+
+def _finish(report: Report, options: argparse.Namespace) -> int:
     """Print and write a report; its exit status."""
     from samelogits.report import github_text, html_text, junit_text, markdown_text, sarif_text
 
@@ -144,10 +172,10 @@ def _finish(report: Any, options: argparse.Namespace, helpers: Any) -> int:
             text = report.to_json() if name == "json" else writers[name](report)
             with atomic_file(Path(path), overwrite=True) as file:
                 file.write(text.encode())
-    helpers.say(report.to_text())
+    say(report.to_text())
     if getattr(options, "github", False):
-        helpers.say(github_text(report))
-    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+        say(github_text(report))
+    return _status(report)
 
 
 def _repeat(options: argparse.Namespace) -> str:
@@ -159,31 +187,16 @@ def _repeat(options: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _candidate_report(options: argparse.Namespace, helpers: Any, checkpoint: Checkpoint) -> Any:
-    from samelogits.checking.check import check
-
-    given = options.tokens is not None or options.prompt is not None
-    progress = helpers.progress()
-    report = check(
-        checkpoint,
-        candidate=options.candidate,
-        tokens=helpers.tokens(options, checkpoint) if given else None,
-        name_map=options.name_map,
-        precision=options.precision,
-        progress=progress,
-    )
-    progress("")
-    return report
-
-
-def _diagnose(options: argparse.Namespace, helpers: Any) -> int:
+def _diagnose(options: argparse.Namespace) -> int:
     from samelogits.report.view import fit_words
 
-    report = _candidate_report(options, helpers, open_checkpoint(options.model))
+    report = _run(options, open_checkpoint(options.model))
     result = report.candidate
+    assert result is not None
     lines = [f"{report.verdict}: {report.coverage}"]
     if report.first_divergence:
-        lines.append(f"first divergence: {report.first_divergence}; off: {result.spread}")
+        off = f"; off: {result.spread}" if result.spread else ""
+        lines.append(f"first divergence: {report.first_divergence}{off}")
     for cause in result.causes:
         same = f" (the same function here: {', '.join(cause.same_as)})" if cause.same_as else ""
         lines += ["", f"{cause.code}  {cause.title}, {cause.places}: {fit_words(cause)}{same}"]
@@ -196,32 +209,30 @@ def _diagnose(options: argparse.Namespace, helpers: Any) -> int:
         lines += ["", f"No known mistake explains it: an unknown one at {report.first_divergence}."]
     for undecided in result.undecided:
         lines.append(f"undecided: {undecided.code} {undecided.title}: {undecided.reason}; {undecided.decided_by}")
-    helpers.say("\n".join(lines))
-    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+    say("\n".join(lines))
+    return _status(report)
 
 
-def _record(options: argparse.Namespace, helpers: Any) -> int:
+def _record(options: argparse.Namespace) -> int:
     from samelogits.checking.against import choose_probe
     from samelogits.checking.candidates import open_candidate, record
 
     check_file(Path(options.output), overwrite=True)
     checkpoint = open_checkpoint(options.model)
     candidate = open_candidate(options.candidate, checkpoint, options.name_map, options.precision)
-    given = options.tokens is not None or options.prompt is not None
-    tokens = helpers.tokens(options, checkpoint) if given else None
-    probe = choose_probe(candidate, checkpoint.config, tokens, None)
-    recording = record(candidate, probe, Path(options.output), overwrite=True)
+    probe = choose_probe(candidate, checkpoint.config, _given_tokens(options, checkpoint), None)
+    recording = record(candidate, checkpoint.config, probe, Path(options.output), overwrite=True)
     B, T = probe.tokens_BT.shape
-    helpers.say(f"{options.output}: {B} rows of {T} tokens, logits and {len(recording.taps)} taps of {candidate.name}")
+    say(f"{options.output}: {B} rows of {T} tokens, logits and {len(recording.taps)} taps of {candidate.name}")
     return SAME
 
 
-def _explain(options: argparse.Namespace, helpers: Any) -> int:
+def _explain(options: argparse.Namespace) -> int:
     from samelogits.checking.catalogue import fields, find
 
     if options.code is None:
         for title, mistakes in fields().items():
-            helpers.say(f"{title}\n" + "\n".join(f"  {m.code}  {m.title}" for m in mistakes))
+            say(f"{title}\n" + "\n".join(f"  {m.code}  {m.title}" for m in mistakes))
         return SAME
     mistake = find(options.code)
     lines = [f"{mistake.code}: {mistake.title}", "", *mistake.explanation.splitlines()]
@@ -231,11 +242,11 @@ def _explain(options: argparse.Namespace, helpers: Any) -> int:
         if mistake.rounding
         else []
     )
-    helpers.say("\n".join(lines))
+    say("\n".join(lines))
     return SAME
 
 
-def _demo(options: argparse.Namespace, helpers: Any) -> int:
+def _demo(options: argparse.Namespace) -> int:
     from samelogits.checking.demonstration import record_mistake
 
     folder = Path(options.output)
@@ -254,12 +265,12 @@ def _demo(options: argparse.Namespace, helpers: Any) -> int:
             folder.rmdir()  # if it is empty
         raise
     where = "everywhere" if layers is None else f"in layer {layers[0]}"
-    helpers.say(f"Planted {where}: {options.code.upper()}, {title}.\nThe checker is told nothing of it:\n")
+    say(f"Planted {where}: {options.code.upper()}, {title}.\nThe checker is told nothing of it:\n")
     options.model, options.candidate = "shakespeare", str(path)
     options.name_map = options.precision = options.prompt = options.tokens = None
     options.html = str(folder / "report.html")
-    report = _candidate_report(options, helpers, checkpoint)
-    _finish(report, options, helpers)
-    helpers.say(f"\nThe same as a page: {options.html}")
-    codes = [code for cause in report.candidate.causes[:1] for code in (cause.code, *cause.same_as)]
+    report = _run(options, checkpoint)
+    _finish(report, options)
+    say(f"\nThe same as a page: {options.html}")
+    codes = [code for cause in report.causes[:1] for code in (cause.code, *cause.same_as)]
     return SAME if options.code.upper() in codes else DIFFERENT

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -21,11 +18,23 @@ from samelogits.backend import ARITHMETICS, DTYPES, Model, backend_names
 from samelogits.check_commands import add_commands
 from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
 from samelogits.checkpoints.atomic import atomic_file, check_directory, check_file
+from samelogits.console import (
+    BAD_INPUT,
+    DIFFERENT,
+    FAULT,
+    SAME,
+    add_input,
+    count,
+    names,
+    positive,
+    read_tokens,
+    say,
+    show_progress,
+)
 from samelogits.errors import InputError, SamelogitsError
 from samelogits.exactness import check_fingerprint
 
 DEFAULT_MODEL = "shakespeare"
-SAME, DIFFERENT, BAD_INPUT, FAULT = 0, 1, 2, 70
 
 MODEL_HELP = (
     "a Hugging Face or canonical folder, a .gguf file, hf://owner/name, random:<preset>, or a shipped model "
@@ -60,29 +69,21 @@ def _fail(message: str) -> int:
     return BAD_INPUT
 
 
-def _say(text: str) -> None:
-    """Print a result. A reader that has gone, as `| head` does, changes neither the work nor the exit status."""
-    try:
-        print(text, end="" if text.endswith("\n") else "\n", flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _logits(options: argparse.Namespace) -> int:
     check_file(Path(options.output), overwrite=True)
     checkpoint = open_checkpoint(options.model)
-    tokens = _tokens(options, checkpoint)
+    tokens = read_tokens(options, checkpoint)
     logits_BTV = _load(options, checkpoint, options.backend).logits(tokens)
     with atomic_file(Path(options.output), overwrite=True) as file:
         np.save(file, logits_BTV)
     largest = np.max(logits_BTV, initial=-np.inf)
-    _say(f"{options.output}: {logits_BTV.dtype} {list(logits_BTV.shape)}, largest {largest:.6g}")
+    say(f"{options.output}: {logits_BTV.dtype} {list(logits_BTV.shape)}, largest {largest:.6g}")
     return SAME
 
 
 def _generate(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(options.model)
-    tokens = _tokens(options, checkpoint)
+    tokens = read_tokens(options, checkpoint)
     model = _load(options, checkpoint, options.backend)
     count = 0
 
@@ -91,7 +92,7 @@ def _generate(options: argparse.Namespace) -> int:
         count += 1
         progress(f"{count} of {options.max_new_tokens} tokens")
 
-    progress = _progress()
+    progress = show_progress()
     generated = model.generate(
         tokens,
         options.max_new_tokens,
@@ -105,7 +106,7 @@ def _generate(options: argparse.Namespace) -> int:
     )
     progress("")
     for row in generated.tolist():
-        _say(_text(checkpoint, row) if options.prompt is not None else ",".join(map(str, row)))
+        say(_text(checkpoint, row) if options.prompt is not None else ",".join(map(str, row)))
     return SAME
 
 
@@ -113,27 +114,27 @@ def _walk(options: argparse.Namespace) -> int:
     from samelogits.walk import walk
 
     checkpoint = open_checkpoint(options.model)
-    tokens = _tokens(options, checkpoint)
+    tokens = read_tokens(options, checkpoint)
     models = [_load(options, checkpoint, name) for name in options.backends or ["numpy"]]
     try:
         decode = checkpoint.load_tokenizer().decode
     except InputError:
         decode = None
-    _say(walk(models, tokens, decode))
+    say(walk(models, tokens, decode))
     return SAME
 
 
 def _convert(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(options.model)
     save_checkpoint(checkpoint, options.output, options.to)
-    _say(f"{options.output}: {options.to}, {len(checkpoint.tensors)} tensors from {checkpoint.source}")
+    say(f"{options.output}: {options.to}, {len(checkpoint.tensors)} tensors from {checkpoint.source}")
     return SAME
 
 
 def _info(options: argparse.Namespace) -> int:
     from samelogits.info import describe
 
-    _say(describe(open_checkpoint(options.model), _progress()))
+    say(describe(open_checkpoint(options.model), show_progress()))
     return SAME
 
 
@@ -141,7 +142,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from samelogits.doctor import examine
 
     text, fair = examine()
-    _say(text)
+    say(text)
     return SAME if fair else DIFFERENT
 
 
@@ -169,7 +170,7 @@ def _train(options: argparse.Namespace) -> int:
     check_directory(Path(options.output))
     initial = initial_parameters(config, options.seed)
     model = get_backend(options.backend).load(config, initial, "float32", None, options.arithmetic)
-    progress = _progress()
+    progress = show_progress()
 
     def show(step: int, result: StepResult) -> None:
         progress(f"step {step + 1} of {options.steps}: loss {result.loss:.3f}")
@@ -177,7 +178,7 @@ def _train(options: argparse.Namespace) -> int:
     train(model, ids[:-held_out], settings, options.batch_size, options.length, options.seed, show)
     loss = mean_loss(model, ids[-held_out:], options.length)
     save_checkpoint(trained_checkpoint(config, model.parameters()), options.output, "canonical")
-    _say(f"{options.output}: {loss:.4f} nats a byte on the last {held_out} bytes, which it was not trained on")
+    say(f"{options.output}: {loss:.4f} nats a byte on the last {held_out} bytes, which it was not trained on")
     return SAME
 
 
@@ -185,7 +186,7 @@ def _fingerprint(options: argparse.Namespace) -> int:
     if options.verify is not None:
         check_fingerprint(options.verify)
     found = samelogits.fingerprint(options.model, options.backend, options.device)
-    _say(found)
+    say(found)
     if options.verify in (None, found):
         return SAME
     print(f"expected {options.verify}", file=sys.stderr)
@@ -196,45 +197,12 @@ def _load(options: argparse.Namespace, checkpoint: Checkpoint, backend: str) -> 
     return samelogits.load(checkpoint, backend, options.dtype, options.device, options.arithmetic)
 
 
-def _tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
-    if options.tokens is not None:
-        if options.tokens.endswith(".npy"):
-            try:
-                return np.load(options.tokens, mmap_mode="r", allow_pickle=False)
-            except Exception as error:  # whatever NumPy's reader of headers raises
-                raise InputError(f"{options.tokens}: expected a .npy file of token ids: {error}") from error
-        try:
-            return [[int(part) for part in options.tokens.split(",")]]
-        except ValueError:
-            raise InputError(f"tokens: expected 1,2,3 or FILE.npy, found {options.tokens!r}") from None
-    if options.prompt is None:
-        raise InputError("tokens: expected --prompt TEXT or --tokens 1,2,3|FILE.npy, found neither")
-    return [checkpoint.load_tokenizer().encode(options.prompt)]
-
-
 def _text(checkpoint: Checkpoint, ids: list[int]) -> str:
     """The text of the ids, or the ids themselves where the tokenizer has no token for one."""
     try:
         return checkpoint.load_tokenizer().decode(ids)
     except InputError:
         return ",".join(map(str, ids))
-
-
-def _progress() -> Callable[[str], None]:
-    """Long work's present line on standard error: rewritten in place on a terminal, otherwise one every few seconds."""
-    terminal = sys.stderr.isatty()
-    last = -math.inf
-
-    def show(text: str) -> None:
-        nonlocal last
-        if terminal:
-            sys.stderr.write("\r\x1b[K" + text)
-            sys.stderr.flush()
-        elif text and time.monotonic() - last > 5:
-            last = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    return show
 
 
 class _Parser(argparse.ArgumentParser):
@@ -263,11 +231,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    def add_input(to: argparse.ArgumentParser) -> None:
-        group = to.add_mutually_exclusive_group()
-        group.add_argument("--prompt", metavar="TEXT", help="text, by the checkpoint's own tokenizer")
-        group.add_argument("--tokens", metavar="1,2,3|FILE.npy", help="token ids: one row, or an array [batch, time]")
-
     def add_backend(to: argparse.ArgumentParser) -> None:
         names = ", ".join(backend_names())
         to.add_argument("--backend", default="torch", help=f"{names} or module:object (default torch)")
@@ -286,10 +249,7 @@ def _parser() -> argparse.ArgumentParser:
             help="exact: the same bits everywhere (docs/exact-arithmetic.md)",
         )
 
-    helpers = SimpleNamespace(
-        say=_say, tokens=_tokens, progress=_progress, names=_names, count=_count, add_input=add_input
-    )
-    add_commands(command, MODEL_HELP, DEFAULT_MODEL, helpers)
+    add_commands(command, MODEL_HELP, DEFAULT_MODEL)
 
     logits = command(
         "logits",
@@ -308,12 +268,12 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("model", help=MODEL_HELP)
     add_backend(generate)
     add_input(generate)
-    generate.add_argument("--max-new-tokens", type=_count, default=64, metavar="N")
+    generate.add_argument("--max-new-tokens", type=count, default=64, metavar="N")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
     generate.add_argument("--top-k", type=int, metavar="K")
     generate.add_argument("--top-p", type=float, metavar="P")
     generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R")
-    generate.add_argument("--seed", type=_count, default=0)
+    generate.add_argument("--seed", type=count, default=0)
 
     walk = command(
         "walk",
@@ -323,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     walk.add_argument("model", help=MODEL_HELP)
     walk.add_argument(
-        "--backend", "--backends", dest="backends", type=_names, metavar="A,B", help="side by side (default numpy)"
+        "--backend", "--backends", dest="backends", type=names, metavar="A,B", help="side by side (default numpy)"
     )
     add_arithmetic(walk)
     add_input(walk)
@@ -363,38 +323,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new or empty folder")
     train.add_argument("--backend", default="torch", help=", ".join(backend_names()))
     add_arithmetic_alone(train)
-    train.add_argument("--steps", type=_positive, default=3000)
-    train.add_argument("--batch-size", type=_positive, default=16)
-    train.add_argument("--length", type=_positive, default=128, help="tokens a row")
+    train.add_argument("--steps", type=positive, default=3000)
+    train.add_argument("--batch-size", type=positive, default=16)
+    train.add_argument("--length", type=positive, default=128, help="tokens a row")
     train.add_argument("--learning-rate", type=float, default=3e-3)
-    train.add_argument("--seed", type=_count, default=0)
+    train.add_argument("--seed", type=count, default=0)
     return parser
 
-
-def _names(text: str) -> list[str]:
-    names = [part for part in text.split(",") if part]
-    if not names:
-        raise ValueError
-    return names
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**63:
-        raise ValueError
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-_names.__name__ = "list of names"
-_count.__name__ = "whole number"  # argparse shows it: invalid whole number value
-_positive.__name__ = "positive whole number"
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,9 +19,13 @@ from samelogits.checking.candidates.candidate import Candidate, FunctionCandidat
 from samelogits.checking.catalogue import CATALOGUE
 from samelogits.checking.places import describe_places
 from samelogits.checking.probe import Probe
+from samelogits.checking.variant import Variant
 from samelogits.checkpoints import Checkpoint, trained_checkpoint
+from samelogits.config import DecoderConfig
 from samelogits.taps import no_tap
 
+Array = np.ndarray
+EQUAL = 1e-9  # relative difference of logits that is float64's own rounding
 # Ways to compute the same function: this benchmark's own ports, this package's backends, and transformers.
 HONEST = (
     "torch eager", "torch sdpa", "jax jit", "jax eager", "backend numpy", "backend torch", "backend jax",
@@ -47,7 +52,8 @@ class Trial:
 @dataclass(frozen=True)
 class Outcome:
     """What the checker said. rank: of the true cause, None where it is not named. undecided: whether it was said that
-    this run could not show the mistake. place: whether exactly the mistaken layers were named."""
+    this run could not show the mistake. place: whether exactly the mistaken layers were named.
+    explained: whether the first name explains everything, and, where the true one is removed, is another function."""
 
     verdict: str
     detected: bool
@@ -160,6 +166,11 @@ def _run(trial: Trial) -> Outcome:
     named = [set(cause.code.split(" + ")) | set(cause.same_as) for cause in result.causes]
     hits = [i for i, codes in enumerate(named) if wanted <= codes | _twins(result.causes[i].same_as)]
     undecided = {each.code for each in result.undecided} | {c for c in wanted for d in report.doubts if c in d}
+    first = result.causes[0] if result.causes else None
+    explained = first is not None and first.explains
+    if trial.removed and explained and first is not None:
+        named_codes = first.code.split(" + ")
+        explained = not _same_function(config, parameters, probe, trial.codes, named_codes)
     said = result.causes[0].places if result.causes and result.causes[0].explains else result.spread
     place = said == describe_places(trial.layers) if trial.layers else True
     return Outcome(
@@ -168,11 +179,25 @@ def _run(trial: Trial) -> Outcome:
         undecided=bool(wanted & undecided) and report.verdict != "different function",
         rank=hits[0] if hits and wanted else None,
         named=tuple(f"{cause.code} {cause.share:.3g}" for cause in result.causes[:4]),
-        explained=bool(result.causes) and result.causes[0].explains,
+        explained=explained,
         place=place,
         worst=max((tap.share for tap in result.taps), default=0.0),
         seconds=time.perf_counter() - started,
     )
+
+
+def _same_function(
+    config: DecoderConfig, parameters: Mapping[str, Array], probe: Probe, one: Iterable[str], other: Iterable[str]
+) -> bool:
+    """Whether two sets of mistakes are one function of this model, in float64: then neither name is wrong."""
+    logits = []
+    for codes in (one, other):
+        variant = Variant(config, {name: array.astype(np.float64) for name, array in parameters.items()}, probe)
+        for code in codes:
+            CATALOGUE[code].plant(variant)
+            variant.places = variant.all_places
+        logits.append(variant.run()[probe.mask_BT])
+    return bool(np.abs(logits[0] - logits[1]).max() <= EQUAL * np.abs(logits[0]).max())
 
 
 def _twins(same_as: tuple[str, ...]) -> set[str]:

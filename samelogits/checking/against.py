@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from numpy_reference import native
+from samelogits.backend import get_backend
 from samelogits.checking.candidates.candidate import Candidate, Output, check_output
 from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.diagnosis import Diagnosis
 from samelogits.checking.judge import RUNS, Judge
-from samelogits.checking.later import later_stages
+from samelogits.checking.later import TRAINABLE, later_stages
 from samelogits.checking.measures import UNIT_ROUNDOFF, compare, log_softmax
 from samelogits.checking.noise import PRECISIONS
 from samelogits.checking.places import Place, describe_places, place_of
@@ -36,7 +37,7 @@ from samelogits.checking.scores import ROW_LIMIT, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.sensitivity import Trial, try_all
 from samelogits.checkpoints import Checkpoint
 from samelogits.config import DecoderConfig
-from samelogits.errors import CandidateError, InputError
+from samelogits.errors import CandidateError, InputError, SamelogitsError
 from samelogits.taps import tap_names
 
 Array = np.ndarray
@@ -86,7 +87,7 @@ def check_candidate(
         raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {name!r}")
     parameters = checkpoint.parameters()
     parameters = {key: parameters[key] for key in parameters}
-    result = CandidateResult(name=candidate.name, precision=name, bound=_describe_bound(name))
+    result = CandidateResult(candidate.name, name, _describe_bound(name), diagnosed=diagnose)
     report = Report(
         source=checkpoint.source,
         config=config.to_dict(),
@@ -135,9 +136,24 @@ def check_candidate(
                 result.notes.append(f"{search.untried} reruns with known mistakes were left out for want of time")
     elif diagnose:
         _note_undecided(report, judge, local, catalogue, progress)
+    if not failing and name == "float32":
+        progress("exact arithmetic")
+        result.same_bits = _has_exact_bits(output.logits, config, parameters, probe)
     report.stages += later_stages(report, judge, candidate, output, total_spreads, catalogue, progress)
     report.seconds = time.monotonic() - started
     return report
+
+
+def _has_exact_bits(logits: Array, config: DecoderConfig, parameters: Mapping[str, Array], probe: Probe) -> bool:
+    """Whether the candidate's logits are, at real positions, those of exact arithmetic."""
+    if sum(array.size for array in parameters.values()) > TRAINABLE:
+        return False  # not looked for: it would take longer than all the rest
+    try:
+        model = get_backend("numpy").load(config, parameters, "float32", None, "exact-compact")
+        expected = model.logits(probe.tokens_BT, probe.mask_BT)
+    except SamelogitsError:  # weights or values that exact arithmetic doesn't take
+        return False
+    return logits[probe.mask_BT].tobytes() == expected[probe.mask_BT].tobytes()
 
 
 def choose_probe(candidate: Candidate, config: DecoderConfig, tokens: Any, attention_mask: Any) -> Probe:

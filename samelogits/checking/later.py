@@ -268,7 +268,8 @@ class _Stages:
                 (i for i, (_, other) in enumerate(causes) if np.allclose(losses, other, rtol=ALIKE, atol=0)), None
             )
             if twin is None:
-                causes.append((Cause(mistake.code, mistake.title, "", share, share, mistake.explanation), losses))
+                place = {"loss": "the loss", "training": "training"}[mistake.stage]
+                causes.append((Cause(mistake.code, mistake.title, place, share, share, mistake.explanation), losses))
             else:
                 cause, other = causes[twin]
                 causes[twin] = replace(cause, same_as=(*cause.same_as, mistake.code)), other

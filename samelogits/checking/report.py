@@ -154,9 +154,9 @@ class CandidateResult:
     missing: taps of the reference that the candidate didn't give. unmapped: what it gave and no name was known for.
     interval: the taps between which it first parts, where some are missing. spread: layers that are off, in words.
     causes: ranked, the best first. weights: parameter name to SHA-256 of its float32 bytes. notes: what the candidate
-    did that a reader should know. tried: known mistakes that a passing run was asked about. same_bits: whether its
-    logits
-    are those of exact arithmetic. repeat: the command that repeats the check.
+    did that a reader should know. tried: known mistakes that a passing run was asked about. diagnosed: whether causes
+    were looked for. same_bits: whether its logits are those of exact arithmetic. repeat: the command that repeats the
+    check.
     """
 
     name: str
@@ -174,6 +174,7 @@ class CandidateResult:
     weights: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     tried: int = 0
+    diagnosed: bool = True
     same_bits: bool = False
     repeat: str = ""
 

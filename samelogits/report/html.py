@@ -115,7 +115,7 @@ def _cause(v: View) -> Markup:
 
 
 def _where(v: View) -> Markup:
-    content: list[object] = [tag("p", v.where or "In what the stages compare.", class_="lead")]
+    content: list[object] = [tag("p", v.where, class_="lead")]
     first = v.first
     if first is not None:
         raw = first.raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def view(report: Report, root: Path | None = None) -> View:
     return View(
         report=report,
         verdict=verdict,
-        meaning=MEANINGS[verdict],
+        meaning="Its logits are those of exact arithmetic." if verdict == "same bits" else MEANINGS[verdict],
         source=source,
         name=one_line(candidate.name, 120),
         precision=one_line(candidate.precision),
@@ -177,9 +178,9 @@ def view(report: Report, root: Path | None = None) -> View:
         coverage=_coverage(report, candidate),
         reasons=reasons,
         first=first,
-        where=_where(first) if different else "",
+        where=_where(first, report.stages) if different else "",
         blame=_blame(candidate, taps, first) if different else "",
-        cause=_cause(candidate.causes) if different else "",
+        cause=_cause(candidate) if different else "",
         place=None if card is None else source_place(card.candidate_place, root),
         taps=taps,
         causes=candidate.causes,
@@ -257,9 +258,11 @@ def _coverage(report: Report, candidate: CandidateResult) -> str:
     return text + (f"; {counted(len(candidate.unmapped), 'name')} not known" if candidate.unmapped else "")
 
 
-def _where(first: TapView | None) -> str:
+def _where(first: TapView | None, stages: Sequence[StageResult]) -> str:
     if first is None:
-        return "in what the stages compare; every activation that was given is within its limit"
+        off = next(stage for stage in stages if stage.verdict == "different")
+        detail = f" ({one_line(off.where)})" if off.where else ""
+        return f"the stage {off.stage}{detail}; every activation that was given is within its limit"
     return ", ".join(filter(None, (tap_words(first.raw.name), first.element)))
 
 
@@ -279,10 +282,12 @@ def _blame(candidate: CandidateResult, taps: list[TapView], first: TapView | Non
     return "No operation alone makes it: rounding-sized errors of those before add up to more than they should."
 
 
-def _cause(causes: list[Cause]) -> str:
-    if not causes:
+def _cause(candidate: CandidateResult) -> str:
+    if not candidate.diagnosed:
+        return "No known mistake was tried."
+    if not candidate.causes:
         return "No mistake of the catalogue comes near: the operation itself has to be read."
-    best = causes[0]
+    best = candidate.causes[0]
     title, places = one_line(best.title, 300), one_line(best.places)
     if best.explains:
         return f"{title} ({places}). With this mistake the reference gives what the candidate gives."

@@ -142,11 +142,16 @@ def read_recording(path: str | Path, config: DecoderConfig) -> RecordingCandidat
 
 
 def record(
-    model: Model | Candidate, probe: Probe, path: str | Path, source: str = "", overwrite: bool = False
+    model: Model | Candidate,
+    config: DecoderConfig,
+    probe: Probe,
+    path: str | Path,
+    source: str = "",
+    overwrite: bool = False,
 ) -> Recording:
-    """Run a model or candidate on the probe and write what it gives."""
+    """Run a model or candidate of this config on the probe and write what it gives, but for taps of other names."""
     candidate = ModelCandidate(model) if isinstance(model, Model) else model
-    output = candidate.run(probe)
+    output = check_output(candidate.run(probe), config, probe, candidate.name)
     recording = Recording(
         tokens=probe.tokens_BT,
         logits=output.logits,
