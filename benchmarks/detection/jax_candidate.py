@@ -39,7 +39,7 @@ class JaxCandidate:
     takes_mask = True
     probe: Probe | None = None
     complete = True  # run gives every tap
-    CODES = frozenset(CATALOGUE) - {"SL966"}  # which is torch's
+    CODES = frozenset(CATALOGUE) - {"SL338", "SL966"}  # without 64 bits there are no float64 tables; torch's AMSGrad
     training_tolerance = 1e-6  # optax's schedules and corrections are float32
 
     def __init__(
