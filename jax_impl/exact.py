@@ -4,7 +4,6 @@ A backward takes the gradient d of the output, the output and the inputs, and re
 order of the arguments. What the operations are made of is in exact_primitives.py.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,15 +12,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jax_impl import exact_primitives as primitives
+from jax_impl.exact_norms import layer_norm as layer_norm
+from jax_impl.exact_norms import rms_norm as rms_norm
+from jax_impl.exact_norms import rms_norm_wide as rms_norm_wide
 from jax_impl.exact_primitives import (
     Slices,
-    centred,
     differentiable,
     divide,
     exp,
-    inverse_root,
     log,
-    mean,
     minus,
     plus,
     product,
@@ -31,13 +30,11 @@ from jax_impl.exact_primitives import (
     split,
     times,
     total,
-    total64,
     total_by_id,
     wide,
 )
 from jax_impl.native import merge_heads as merge_heads  # nothing is computed there
 from jax_impl.native import split_heads as split_heads
-from samelogits.exactness import power_from
 
 Gradients = Sequence[Array | None]
 
@@ -87,6 +84,38 @@ def multiply(x: Array, y: Array) -> Array:
     return times(x, y)
 
 
+@differentiable(lambda d, y, x, factor: (times(d, lax.reduce_precision(jnp.asarray(factor), 8, 23)), None))
+def scale(x: Array, factor: float) -> Array:
+    """x times a number, itself rounded to float32; rounded once."""
+    return times(x, lax.reduce_precision(jnp.asarray(factor), 8, 23))
+
+
+@differentiable(
+    lambda d, y, x, limit: (jnp.where(jnp.abs(x) <= lax.reduce_precision(jnp.asarray(limit), 8, 23), d, 0), None)
+)
+def clip(x: Array, limit: float) -> Array:
+    """x held between -limit and limit."""
+    limit = lax.reduce_precision(jnp.asarray(limit), 8, 23)
+    return jnp.clip(x, -limit, limit)
+
+
+def _soft_cap_backward(d: Array, y: Array, x: Array, cap: float) -> Gradients:
+    tanh = primitives.tanh(times(x, 1 / cap))
+    return times(d, rounded(1 - wide(tanh) * tanh)), None
+
+
+@differentiable(_soft_cap_backward)
+def soft_cap(x: Array, cap: float) -> Array:
+    """x / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
+    return times(primitives.tanh(times(x, 1 / cap)), cap)
+
+
+@differentiable(lambda d, y, weight: (d,))
+def plus_one(weight: Array) -> Array:
+    """1 + weight, rounded once."""
+    return plus(weight, 1.0)
+
+
 def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
     """x times 0 or 1 / (1 - rate); x itself outside training, where scale is None."""
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
@@ -116,33 +145,36 @@ def _rotate_backward(d_BTNH: Array, y_BTNH: Array, x_BTNH: Array, cos_BTR: Array
 
 @differentiable(_rotate_backward)
 def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    """Rotary positions, half-split; both products are exact, their sum is rounded."""
+    """Rotary positions, half-split; both products are exact, their sum is rounded. Elements from 2 R on stay."""
     return _turn(x_BTNH, wide(cos_BTR), wide(sin_BTR))
 
 
 def _turn(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
     cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    first, second = jnp.split(wide(x_BTNH), 2, axis=-1)
-    turned = jnp.concatenate([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], axis=-1)
-    return rounded(turned)
+    R = cos_BTR.shape[-1]
+    first, second, rest = jnp.split(wide(x_BTNH), (R, 2 * R), axis=-1)
+    turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+    return rounded(jnp.concatenate([*turned, rest], axis=-1))
 
 
-def _attention_scores_backward(d_BNTS: Array, scores_BNTS: Array, q_BTNH: Array, k_BSKH: Array) -> Gradients:
+def _attention_scores_backward(
+    d_BNTS: Array, scores_BNTS: Array, q_BTNH: Array, k_BSKH: Array, scale: float
+) -> Gradients:
     B, N, T, S = d_BNTS.shape
-    K, H = k_BSKH.shape[2:]
-    d_BKXS = times(d_BNTS, 1 / math.sqrt(H)).reshape(B, K, N // K * T, S)
+    K = k_BSKH.shape[2]
+    d_BKXS = times(d_BNTS, scale).reshape(B, K, N // K * T, S)
     d_q_BKXH = product_over_keys(d_BKXS, k_BSKH.transpose(0, 2, 1, 3))
     d_k_BKSH = product_over_tokens(d_BKXS, _group(q_BTNH, K))
-    return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(0, 2, 1, 3)
+    return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(0, 2, 1, 3), None
 
 
 @differentiable(_attention_scores_backward)
-def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
-    """q . k, rounded, times 1 / sqrt(H), rounded."""
-    B, T, N, H = q_BTNH.shape
+def attention_scores(q_BTNH: Array, k_BSKH: Array, scale: float) -> Array:
+    """q . k, rounded, times scale, rounded."""
+    B, T, N, _ = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     products_BKXS = product(split(_group(q_BTNH, K)), split(k_BSKH.transpose(0, 2, 1, 3)))
-    return times(products_BKXS.reshape(B, N, T, S), 1 / math.sqrt(H))
+    return times(products_BKXS.reshape(B, N, T, S), scale)
 
 
 def _attention_weights_backward(
@@ -181,56 +213,17 @@ def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
     return _ungroup(product_over_keys(weights_BKXS, v_BSKH.transpose(0, 2, 1, 3)), N)
 
 
-def _layer_norm_backward(
-    d_BTD: Array, y_BTD: Array, x_BTD: Array, weight_D: Array, bias_D: Array, eps: float
-) -> Gradients:
-    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
-    normal_BTD, inverse_BT1 = _normalize(centred(x_BTD), eps * (D / P) ** 2)
-    d_normal_BTD = times(d_BTD, weight_D[None, None])
-    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / P)
-    d_x_BTD = _normalize_backward(centred(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
-    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), _total_over_tokens(d_BTD), None
-
-
-@differentiable(_layer_norm_backward)
-def layer_norm(x_BTD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
-    """(x - mean) / sqrt(variance + eps), rounded, * weight + bias, rounded."""
-    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
-    normal_BTD, _ = _normalize(centred(x_BTD), eps * (D / P) ** 2)
-    return rounded(wide(normal_BTD) * weight_D[None, None] + wide(bias_D)[None, None])
-
-
-def _rms_norm_backward(d_BTD: Array, y_BTD: Array, x_BTD: Array, weight_D: Array, eps: float) -> Gradients:
-    normal_BTD, inverse_BT1 = _normalize(wide(x_BTD), eps)
-    d_normal_BTD = times(d_BTD, weight_D[None, None])
-    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / x_BTD.shape[-1])
-    d_x_BTD = _normalize_backward(wide(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
-    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), None
-
-
-@differentiable(_rms_norm_backward)
-def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
-    """x / sqrt(mean(x^2) + eps), rounded, * weight, rounded."""
-    normal_BTD, _ = _normalize(wide(x_BTD), eps)
-    return times(normal_BTD, weight_D[None, None])
-
-
-def _normalize(x_BTD: Array, eps: float) -> tuple[Array, Array]:
-    """Float64 x over its root mean square, rounded, and the inverse of that root, float64 [B, T, 1]."""
-    D, narrow_BTD = x_BTD.shape[-1], rounded(x_BTD)
-    squares_BT1 = total64(wide(narrow_BTD) * narrow_BTD) + lax.reduce_precision(jnp.asarray(D * eps), 8, 23)
-    inverse_BT1 = inverse_root(*mean(squares_BT1, D))
-    return rounded(x_BTD * inverse_BT1), inverse_BT1
-
-
-def _normalize_backward(d_BTD: Array, along_BT1: Array, normal_BTD: Array, inverse_BT1: Array) -> Array:
-    return rounded((d_BTD - wide(normal_BTD) * rounded(along_BT1)) * inverse_BT1)
-
-
 @differentiable(lambda d, y, x: (jnp.where(x > 0, d, 0),))
 def relu(x: Array) -> Array:
     """max(x, 0)."""
     return jnp.maximum(x, 0)
+
+
+@differentiable(lambda d, y, x: (jnp.where(x > 0, times(d, 2 * x), 0),))
+def relu_squared(x: Array) -> Array:
+    """max(x, 0)^2, rounded once."""
+    positive = jnp.maximum(x, 0)
+    return times(positive, positive)
 
 
 @differentiable(lambda d, y, x: (times(d, primitives.gelu_slope(x)),))
@@ -251,6 +244,43 @@ def silu(x: Array) -> Array:
     return primitives.silu(x)
 
 
+def _route_backward(d_BTE: Array, weights_BTE: Array, logits_BTE: Array, n_active: int, normalize: bool) -> Gradients:
+    probabilities_BTE, chosen_BTE = (
+        _softmax(logits_BTE),
+        jnp.argsort(jnp.argsort(-logits_BTE, axis=-1, stable=True), axis=-1) < n_active,
+    )
+    sum_BT1 = total(jnp.where(chosen_BTE, probabilities_BTE, 0))
+    along_BT1 = total(times(d_BTE, weights_BTE))
+    d_BTE = jnp.where(normalize, divide(minus(d_BTE, along_BT1), sum_BT1), d_BTE)  # a flag is traced too
+    pulled_BTE = jnp.where(chosen_BTE, times(d_BTE, probabilities_BTE), 0)
+    return minus(pulled_BTE, wide(times(probabilities_BTE, total(pulled_BTE)))), None, None
+
+
+@differentiable(_route_backward)
+def route(logits_BTE: Array, n_active: int, normalize: bool) -> Array:
+    """Softmax over experts, all but the n_active largest set to 0, the rest over their exact sum, rounded, or as is."""
+    chosen_BTE = jnp.argsort(jnp.argsort(-logits_BTE, axis=-1, stable=True), axis=-1) < n_active
+    kept_BTE = jnp.where(chosen_BTE, _softmax(logits_BTE), 0)
+    return divide(kept_BTE, jnp.where(normalize, total(kept_BTE), 1))
+
+
+def _softmax(logits_BTE: Array) -> Array:
+    parts_BTE = exp(minus(logits_BTE, logits_BTE.max(axis=-1, keepdims=True)))
+    return divide(parts_BTE, total(parts_BTE))
+
+
+def _weigh_backward(d_BTD: Array, y_BTD: Array, x_BTD: Array, routing_BTE: Array, expert: int) -> Gradients:
+    along_BT = total(wide(d_BTD) * x_BTD)[..., 0]
+    d_routing_BTE = jnp.zeros_like(routing_BTE).at[..., expert].set(along_BT)
+    return times(d_BTD, routing_BTE[..., expert, None]), d_routing_BTE, None
+
+
+@differentiable(_weigh_backward)
+def weigh(x_BTD: Array, routing_BTE: Array, expert: int) -> Array:
+    """An expert's output times its weight for each token, rounded once."""
+    return times(x_BTD, routing_BTE[..., expert, None])
+
+
 def _cross_entropy_backward(d: Array, loss: Array, logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Gradients:
     parts_BTV = exp(minus(logits_BTV, logits_BTV.max(axis=-1, keepdims=True)))
     chosen_BTV = jnp.arange(logits_BTV.shape[-1])[None, None] == ids_BT[..., None]
@@ -266,10 +296,6 @@ def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
     picked_BT = jnp.take_along_axis(gaps_BTV, ids_BT[..., None], axis=-1)[..., 0]
     losses_BT = jnp.where(counted_BT, minus(logs_BT, picked_BT), 0)
     return divide(total(losses_BT.reshape(-1))[0], counted_BT.sum())
-
-
-def _total_over_tokens(x_BTD: Array) -> Array:
-    return total(x_BTD.reshape(-1, x_BTD.shape[-1]).T)[:, 0]
 
 
 def _group(x_BTNH: Array, n_kv_heads: int) -> Array:

@@ -229,6 +229,12 @@ def log(x: Array) -> Array:
 
 
 @jax.jit
+def tanh(x: Array) -> Array:
+    """Hyperbolic tangent, correctly rounded."""
+    return _correct("tanh", x, jnp.tanh)
+
+
+@jax.jit
 def silu(x: Array) -> Array:
     """x sigmoid(x), correctly rounded."""
     return _correct("silu", x, silu64)

@@ -1,4 +1,4 @@
-"""The two holders of a table of weights: linear and embedding."""
+"""The holders of weights: linear, embedding, and a bias alone."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -30,3 +30,11 @@ class Embedding(nnx.Module):
         self.ops = ops
         self.weight = nnx.Param(load(f"{name}.weight"))
         self.prepared = nnx.data(ops.prepare(self.weight[...]) if head else None)
+
+
+class Bias(nnx.Module):
+    """The bias of a head whose weight is the embedding."""
+
+    def __init__(self, ops: ModuleType, name: str, load: Load):
+        self.ops = ops
+        self.bias = nnx.Param(load(f"{name}.bias"))

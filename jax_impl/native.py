@@ -4,7 +4,6 @@ Each operation is compiled by itself, never the whole decoder: so taps can't cha
 logits, and thirty layers compile as fast as one.  # differs: jit
 """
 
-import math
 from functools import partial
 
 import jax
@@ -39,6 +38,30 @@ def multiply(x: Array, y: Array) -> Array:
     return x * y
 
 
+@jax.jit
+def scale(x: Array, factor: float) -> Array:
+    """x times a number, which is rounded to the dtype of x."""
+    return x * jnp.asarray(factor, x.dtype)
+
+
+@jax.jit
+def clip(x: Array, limit: float) -> Array:
+    """x held between -limit and limit."""
+    return jnp.clip(x, -limit, limit)
+
+
+@jax.jit
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap tanh(x / cap) (Bello et al., 2016)."""
+    return (cap * jnp.tanh(x / cap)).astype(x.dtype)
+
+
+@jax.jit
+def plus_one(weight: Array) -> Array:
+    """1 + weight, what some norms multiply by."""
+    return 1 + _wide(weight)
+
+
 def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
     """x times 0 or 1 / (1 - rate); x itself outside training, where scale is None."""
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
@@ -67,20 +90,23 @@ def merge_heads(x_BTNH: Array) -> Array:
 
 @jax.jit
 def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    """Rotary positions, half-split: element i turns together with element i + H / 2 (Su et al., 2021)."""
+    """Rotary positions, half-split: element i turns together with element i + R (Su et al., 2021); those from 2 R on
+    stay."""
     cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    first, second = jnp.split(x_BTNH, 2, axis=-1)
-    return jnp.concatenate([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], axis=-1)
+    R = cos_BTR.shape[-1]
+    first, second, rest = jnp.split(x_BTNH, (R, 2 * R), axis=-1)
+    turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+    return jnp.concatenate([*turned, rest], axis=-1)
 
 
 @jax.jit
-def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
-    """q . k / sqrt(H), [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
+def attention_scores(q_BTNH: Array, k_BSKH: Array, scale: float) -> Array:
+    """q . k times scale, [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, precision=lax.Precision.HIGHEST)
-    return scores_BKGTS.reshape(B, N, T, S) * (1 / math.sqrt(H))
+    return scores_BKGTS.reshape(B, N, T, S) * jnp.asarray(scale, scores_BKGTS.dtype)
 
 
 @jax.jit
@@ -101,27 +127,43 @@ def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
 
 
 @jax.jit
-def layer_norm(x_BTD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
+def layer_norm(x_BTD: Array, weight_D: Array | None, bias_D: Array | None, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias, the variance biased (Ba et al., 2016)."""
     wide_BTD = _wide(x_BTD)
     centred_BTD = wide_BTD - wide_BTD.mean(axis=-1, keepdims=True)
     variance_BT1 = jnp.square(centred_BTD).mean(axis=-1, keepdims=True)  # differs: fast-variance
     normal_BTD = centred_BTD * lax.rsqrt(variance_BT1 + eps)
-    return (normal_BTD * _wide(weight_D)[None, None] + _wide(bias_D)[None, None]).astype(x_BTD.dtype)
+    if weight_D is not None:
+        normal_BTD = normal_BTD * _beside(_wide(weight_D), x_BTD)
+    if bias_D is not None:
+        normal_BTD = normal_BTD + _beside(_wide(bias_D), x_BTD)
+    return normal_BTD.astype(x_BTD.dtype)
 
 
 @jax.jit
-def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
+def rms_norm(x_BTD: Array, weight_D: Array | None, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019); in 16 bits rounded before the weight."""
-    wide_BTD = _wide(x_BTD)
-    mean_square_BT1 = jnp.square(wide_BTD).mean(axis=-1, keepdims=True)
-    return (wide_BTD * lax.rsqrt(mean_square_BT1 + eps)).astype(x_BTD.dtype) * weight_D[None, None]
+    normal_BTD = _over_root_mean_square(x_BTD, eps).astype(x_BTD.dtype)
+    return normal_BTD if weight_D is None else normal_BTD * _beside(weight_D.astype(x_BTD.dtype), x_BTD)
+
+
+@jax.jit
+def rms_norm_wide(x_BTD: Array, weight_D: Array | None, eps: float) -> Array:
+    """rms_norm, in 16 bits rounded after the weight."""
+    normal_BTD = _over_root_mean_square(x_BTD, eps)
+    return (normal_BTD if weight_D is None else normal_BTD * _beside(_wide(weight_D), x_BTD)).astype(x_BTD.dtype)
 
 
 @jax.jit
 def relu(x: Array) -> Array:
     """max(x, 0)."""
     return jax.nn.relu(x)
+
+
+@jax.jit
+def relu_squared(x: Array) -> Array:
+    """max(x, 0)^2 (So et al., 2021)."""
+    return jnp.square(jax.nn.relu(x))
 
 
 @jax.jit
@@ -142,6 +184,23 @@ def silu(x: Array) -> Array:
     return jax.nn.silu(_wide(x)).astype(x.dtype)
 
 
+@partial(jax.jit, static_argnames=("n_active", "normalize"))
+def route(logits_BTE: Array, n_active: int, normalize: bool) -> Array:
+    """Softmax over experts, all but the n_active largest set to 0, the rest made to add up to 1 or left as they are."""
+    probabilities_BTE = jax.nn.softmax(_wide(logits_BTE), axis=-1)
+    chosen_BTE = jnp.argsort(jnp.argsort(-logits_BTE, axis=-1, stable=True), axis=-1) < n_active
+    kept_BTE = jnp.where(chosen_BTE, probabilities_BTE, 0)
+    if normalize:
+        kept_BTE = kept_BTE / kept_BTE.sum(axis=-1, keepdims=True)
+    return kept_BTE.astype(logits_BTE.dtype)
+
+
+@partial(jax.jit, static_argnames="expert")
+def weigh(x_BTD: Array, routing_BTE: Array, expert: int) -> Array:
+    """An expert's output times its weight for each token."""
+    return x_BTD * routing_BTE[..., expert, None]
+
+
 @jax.jit
 def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
@@ -153,3 +212,13 @@ def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
 def _wide(x: Array) -> Array:
     """At least float32: what norms, softmax and loss compute in when the model runs in 16 bits."""
     return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
+
+
+def _over_root_mean_square(x_BTD: Array, eps: float) -> Array:
+    wide_BTD = _wide(x_BTD)
+    return wide_BTD * lax.rsqrt(jnp.square(wide_BTD).mean(axis=-1, keepdims=True) + eps)
+
+
+def _beside(weight: Array, x: Array) -> Array:
+    """A weight with as many axes as what it meets."""
+    return weight.reshape((1,) * (x.ndim - weight.ndim) + weight.shape)

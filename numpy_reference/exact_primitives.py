@@ -220,6 +220,11 @@ def log(x: Array) -> Array:
     return _correct("log", x, np.log)
 
 
+def tanh(x: Array) -> Array:
+    """Hyperbolic tangent, correctly rounded."""
+    return _correct("tanh", x, np.tanh)
+
+
 def silu(x: Array) -> Array:
     """x sigmoid(x), correctly rounded."""
     return _correct("silu", x, silu64)

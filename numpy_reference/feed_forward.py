@@ -1,20 +1,20 @@
-"""The position-wise feed-forward layer, plain and gated."""
+"""The position-wise feed-forward layer, plain and gated, and a choice of several."""
 
 from types import ModuleType
 
 from numpy_reference.linear import Linear, Load
 from numpy_reference.tape import Array
 from samelogits.config import DecoderConfig
-from samelogits.taps import Tap
+from samelogits.taps import Tap, no_tap
 
 
 class FeedForward:
     """down(act(up(x))), or gated down(act(gate(x)) * up(x)) (Shazeer, 2020)."""
 
-    def __init__(self, config: DecoderConfig, ops: ModuleType, index: int, load: Load):
+    def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load):
         self.config = config
         self.ops = ops
-        self.name = f"layers.{index}.mlp"
+        self.name = name
         self.gate_proj = Linear(ops, f"model.{self.name}.gate_proj", load, config.mlp_bias) if config.gated else None
         self.up_proj = Linear(ops, f"model.{self.name}.up_proj", load, config.mlp_bias)
         self.down_proj = Linear(ops, f"model.{self.name}.down_proj", load, config.mlp_bias)
@@ -35,3 +35,37 @@ class FeedForward:
         activated_BTF = tap(f"{self.name}.activated", activated_BTF)
         output_BTD = self.down_proj(activated_BTF)
         return tap(f"{self.name}.output", output_BTD)
+
+
+class Experts:
+    """A sum of feed-forward layers, weighed by a router that gives most of them no weight (Shazeer et al., 2017).
+
+    All are computed, in order: what a token's weights leave out is multiplied by 0.
+    """
+
+    def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load):
+        self.config = config
+        self.ops = ops
+        self.name = name
+        self.router = Linear(ops, f"model.{self.name}.router", load, bias=False)
+        self.experts = [FeedForward(config, ops, f"{name}.experts.{e}", load) for e in range(config.n_experts or 0)]
+
+    def __call__(self, x_BTD: Array, tap: Tap) -> Array:
+        for_router_BTD, *inputs = self.ops.fan_out(x_BTD, 1 + len(self.experts))
+        logits_BTE = tap(f"{self.name}.router", self.router(for_router_BTD))
+        routing_BTE = self.ops.route(logits_BTE, self.config.n_active_experts, self.config.normalize_experts)
+        routing_BTE = tap(f"{self.name}.routing", routing_BTE)
+        weights = self.ops.fan_out(routing_BTE, len(self.experts))
+        outputs = [
+            self.ops.weigh(expert(expert_BTD, no_tap), weights[e], e)
+            for e, (expert, expert_BTD) in enumerate(zip(self.experts, inputs, strict=True))
+        ]
+        total_BTD = outputs[0]
+        for output_BTD in outputs[1:]:
+            total_BTD = self.ops.add(total_BTD, output_BTD)
+        return tap(f"{self.name}.output", total_BTD)
+
+
+def make_feed_forward(config: DecoderConfig, ops: ModuleType, index: int, load: Load) -> FeedForward | Experts:
+    """The layer that the config asks for."""
+    return (Experts if config.has_experts(index) else FeedForward)(config, ops, f"layers.{index}.mlp", load)

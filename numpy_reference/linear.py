@@ -1,4 +1,4 @@
-"""The two holders of a table of weights: linear and embedding."""
+"""The holders of weights: linear, embedding, and a bias alone."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -28,3 +28,11 @@ class Embedding:
         self.ops = ops
         self.weight = load(f"{name}.weight")
         self.prepared = ops.prepare(self.weight) if head else None
+
+
+class Bias:
+    """The bias of a head whose weight is the embedding."""
+
+    def __init__(self, ops: ModuleType, name: str, load: Load):
+        self.ops = ops
+        self.bias = load(f"{name}.bias")

@@ -52,6 +52,27 @@ def multiply(x: Array, y: Array) -> Array:
     return record(x * y, (x, y), lambda d: (d * y, d * x))
 
 
+def scale(x: Array, factor: float) -> Array:
+    """x times a number, which is rounded to the dtype of x."""
+    return record(x * x.dtype.type(factor), (x,), lambda d: (d * d.dtype.type(factor),))
+
+
+def clip(x: Array, limit: float) -> Array:
+    """x held between -limit and limit."""
+    return record(np.clip(x, -limit, limit), (x,), lambda d: (d * (np.abs(x) <= limit),))
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap tanh(x / cap) (Bello et al., 2016)."""
+    tanh = np.tanh(x / cap)
+    return record(cap * tanh, (x,), lambda d: (d * (1 - np.square(tanh)),))
+
+
+def plus_one(weight: Array) -> Array:
+    """1 + weight, what some norms multiply by."""
+    return record(1 + weight, (weight,), lambda d: (d,))
+
+
 def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
     """x times 0 or 1 / (1 - rate); x itself outside training, where scale is None."""
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
@@ -85,22 +106,24 @@ def merge_heads(x_BTNH: Array) -> Array:
 
 
 def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    """Rotary positions, half-split: element i turns together with element i + H / 2 (Su et al., 2021)."""
+    """Rotary positions, half-split: element i turns together with element i + R (Su et al., 2021); those from 2 R on
+    stay."""
     cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
+    R = cos_BTR.shape[-1]
 
     def turn(y_BTNH: Array, sin_BT1R: Array) -> Array:
-        first, second = np.split(y_BTNH, 2, axis=-1)
-        return np.concatenate([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], axis=-1)
+        first, second, rest = np.split(y_BTNH, (R, 2 * R), axis=-1)
+        turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+        return np.concatenate([*turned, rest], axis=-1)
 
     # A rotation's transpose is the rotation back.
     return record(turn(x_BTNH, sin_BT1R), (x_BTNH, None, None), lambda d: (turn(d, -sin_BT1R), None, None))
 
 
-def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
-    """q . k / sqrt(H), [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
-    B, T, N, H = q_BTNH.shape
+def attention_scores(q_BTNH: Array, k_BSKH: Array, scale: float) -> Array:
+    """q . k times scale, [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
+    B, T, N, _ = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
-    scale = 1 / math.sqrt(H)
     q_BKXH = _group(q_BTNH, K)
     k_BKSH = k_BSKH.transpose(0, 2, 1, 3)
     scores_BKXS = q_BKXH @ k_BKSH.swapaxes(-1, -2)  # differs: batched-einsum
@@ -109,9 +132,9 @@ def attention_scores(q_BTNH: Array, k_BSKH: Array) -> Array:
     def backward(d_BNTS: Array) -> Sequence[Array | None]:
         d_BKXS = d_BNTS.reshape(scores_BKXS.shape) * scale
         d_k_BKSH = d_BKXS.swapaxes(-1, -2) @ q_BKXH
-        return _ungroup(d_BKXS @ k_BKSH, N), d_k_BKSH.transpose(0, 2, 1, 3)
+        return _ungroup(d_BKXS @ k_BKSH, N), d_k_BKSH.transpose(0, 2, 1, 3), None
 
-    return record(scores_BKXS.reshape(B, N, T, S), (q_BTNH, k_BSKH), backward)
+    return record(scores_BKXS.reshape(B, N, T, S), (q_BTNH, k_BSKH, None), backward)
 
 
 def attention_weights(scores_BNTS: Array, visible_BTS: Array) -> Array:
@@ -146,37 +169,49 @@ def attention_mix(weights_BNTS: Array, v_BSKH: Array) -> Array:
     return record(_ungroup(weights_BKXS @ v_BKSH, N), (weights_BNTS, v_BSKH), backward)
 
 
-def layer_norm(x_BTD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
+def layer_norm(x_BTD: Array, weight_D: Array | None, bias_D: Array | None, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias, the variance biased (Ba et al., 2016)."""
     centred_BTD = x_BTD - x_BTD.mean(axis=-1, keepdims=True)
     scale_BT1 = 1 / np.sqrt(np.square(centred_BTD).mean(axis=-1, keepdims=True) + eps)
     normal_BTD = centred_BTD * scale_BT1
+    y_BTD = normal_BTD if weight_D is None else normal_BTD * weight_D
 
     def backward(d_BTD: Array) -> Sequence[Array | None]:
-        d_normal_BTD = d_BTD * weight_D
+        d_normal_BTD = d_BTD if weight_D is None else d_BTD * weight_D
         along_BT1 = (d_normal_BTD * normal_BTD).mean(axis=-1, keepdims=True)
         d_x_BTD = scale_BT1 * (d_normal_BTD - d_normal_BTD.mean(axis=-1, keepdims=True) - normal_BTD * along_BT1)
-        return d_x_BTD, (d_BTD * normal_BTD).sum(axis=(0, 1)), d_BTD.sum(axis=(0, 1))
+        return d_x_BTD, _over_tokens(d_BTD * normal_BTD, weight_D), _over_tokens(d_BTD, bias_D)
 
-    return record(normal_BTD * weight_D + bias_D, (x_BTD, weight_D, bias_D), backward)
+    return record(y_BTD if bias_D is None else y_BTD + bias_D, (x_BTD, weight_D, bias_D), backward)
 
 
-def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
+def rms_norm(x_BTD: Array, weight_D: Array | None, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019)."""
     scale_BT1 = 1 / np.sqrt(np.square(x_BTD).mean(axis=-1, keepdims=True) + eps)
     normal_BTD = x_BTD * scale_BT1
 
     def backward(d_BTD: Array) -> Sequence[Array | None]:
-        d_normal_BTD = d_BTD * weight_D
+        d_normal_BTD = d_BTD if weight_D is None else d_BTD * weight_D
         along_BT1 = (d_normal_BTD * normal_BTD).mean(axis=-1, keepdims=True)
-        return scale_BT1 * (d_normal_BTD - normal_BTD * along_BT1), (d_BTD * normal_BTD).sum(axis=(0, 1))
+        return scale_BT1 * (d_normal_BTD - normal_BTD * along_BT1), _over_tokens(d_BTD * normal_BTD, weight_D)
 
-    return record(normal_BTD * weight_D, (x_BTD, weight_D), backward)
+    return record(normal_BTD if weight_D is None else normal_BTD * weight_D, (x_BTD, weight_D), backward)
+
+
+def rms_norm_wide(x_BTD: Array, weight_D: Array | None, eps: float) -> Array:
+    """rms_norm, in 16 bits rounded after the weight."""
+    return rms_norm(x_BTD, weight_D, eps)
 
 
 def relu(x: Array) -> Array:
     """max(x, 0)."""
     return record(np.maximum(x, 0), (x,), lambda d: (d * (x > 0),))
+
+
+def relu_squared(x: Array) -> Array:
+    """max(x, 0)^2 (So et al., 2021)."""
+    positive = np.maximum(x, 0)
+    return record(np.square(positive), (x,), lambda d: (d * 2 * positive,))
 
 
 def gelu(x: Array) -> Array:
@@ -213,6 +248,37 @@ def silu(x: Array) -> Array:
     return record(x * sigmoid, (x,), lambda d: (d * sigmoid * (1 + x * (1 - sigmoid)),))
 
 
+def route(logits_BTE: Array, n_active: int, normalize: bool) -> Array:
+    """Softmax over experts, all but the n_active largest set to 0, the rest made to add up to 1 or left as they are."""
+    shifted_BTE = logits_BTE - logits_BTE.max(axis=-1, keepdims=True)
+    exp_BTE = np.exp(shifted_BTE)
+    probabilities_BTE = exp_BTE / exp_BTE.sum(axis=-1, keepdims=True)
+    chosen_BTE = np.argsort(np.argsort(-logits_BTE, axis=-1, kind="stable"), axis=-1) < n_active
+    kept_BTE = np.where(chosen_BTE, probabilities_BTE, 0)
+    sum_BT1 = kept_BTE.sum(axis=-1, keepdims=True) if normalize else kept_BTE.dtype.type(1)
+    weights_BTE = kept_BTE / sum_BT1
+
+    def backward(d_BTE: Array) -> Sequence[Array | None]:
+        if normalize:
+            d_BTE = (d_BTE - (d_BTE * weights_BTE).sum(axis=-1, keepdims=True)) / sum_BT1
+        pulled_BTE = np.where(chosen_BTE, d_BTE, 0) * probabilities_BTE
+        return pulled_BTE - probabilities_BTE * pulled_BTE.sum(axis=-1, keepdims=True), None, None
+
+    return record(weights_BTE, (logits_BTE, None, None), backward)
+
+
+def weigh(x_BTD: Array, routing_BTE: Array, expert: int) -> Array:
+    """An expert's output times its weight for each token."""
+    weight_BT1 = routing_BTE[..., expert, None]
+
+    def backward(d_BTD: Array) -> Sequence[Array | None]:
+        d_routing_BTE = np.zeros_like(routing_BTE)
+        d_routing_BTE[..., expert] = (d_BTD * x_BTD).sum(axis=-1)
+        return d_BTD * weight_BT1, d_routing_BTE, None
+
+    return record(x_BTD * weight_BT1, (x_BTD, routing_BTE, None), backward)
+
+
 def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
     shifted_BTV = logits_BTV - logits_BTV.max(axis=-1, keepdims=True)
@@ -230,6 +296,11 @@ def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
 
     loss = -np.where(counted_BT, picked_BT, 0).sum() / count
     return record(np.asarray(loss), (logits_BTV, None, None), backward)
+
+
+def _over_tokens(d_BTD: Array, weight_D: Array | None) -> Array | None:
+    """The gradient of a weight that every token shares; None where there is no weight."""
+    return None if weight_D is None else d_BTD.reshape(-1, *weight_D.shape).sum(axis=0)
 
 
 def _group(x_BTNH: Array, n_kv_heads: int) -> Array:

@@ -20,12 +20,14 @@ from samelogits.parameters import random_parameters
 LLAMA = DecoderConfig(
     vocab_size=11, d_model=12, n_layers=2, n_heads=4, n_kv_heads=2, d_head=10, d_ff=21, max_seq_len=9,
     norm="rms_norm", norm_eps=3e-6, norm_placement="pre", final_norm=True, activation="silu", gated=True,
-    position="rope", rope_theta=5000.0, attention_bias=False, mlp_bias=False, tie_embeddings=False, dropout=0.0,
+    position="rope", rope_theta=5000.0, attention_bias=False, attention_output_bias=False, mlp_bias=False,
+    tie_embeddings=False, dropout=0.0,
 )  # fmt: skip
 GPT2 = DecoderConfig(
     vocab_size=11, d_model=12, n_layers=2, n_heads=3, n_kv_heads=3, d_head=4, d_ff=21, max_seq_len=9,
     norm="layer_norm", norm_eps=3e-6, norm_placement="pre", final_norm=True, activation="gelu_tanh", gated=False,
-    position="learned", rope_theta=None, attention_bias=True, mlp_bias=True, tie_embeddings=True, dropout=0.1,
+    position="learned", rope_theta=None, attention_bias=True, attention_output_bias=True, mlp_bias=True,
+    tie_embeddings=True, dropout=0.1,
 )  # fmt: skip
 
 GPT2_PARAMETERS = random_parameters(GPT2, seed=5)

@@ -23,8 +23,11 @@ from samelogits.schedule import AdamWSettings
 # JAX compiles most operations once.
 SIZES = {"vocab_size": 211, "d_model": 330, "n_layers": 1, "d_ff": 330, "max_seq_len": 41}
 GPT = replace(ladder.UNKIND, n_heads=5, n_kv_heads=5, d_head=66, **SIZES)
-LLAMA = replace(ladder.LLAMA, n_heads=15, n_kv_heads=3, d_head=22, **SIZES)
-KINDS = {"gpt": GPT, "tiny": GPT, "llama": LLAMA}
+EVERYTHING = replace(
+    ladder.EVERYTHING, n_heads=15, n_kv_heads=3, d_head=22, rotary_width=18, sliding_window=20, expert_width=330,
+    n_experts=3, **SIZES,
+)  # fmt: skip
+KINDS = {"gpt": GPT, "tiny": GPT, "everything": EVERYTHING}
 SHAPE = (3, 37)
 MASK = np.arange(37) >= [[0], [5], [36]]  # padding on the left
 
@@ -140,8 +143,8 @@ def main(framework, kinds, *settings):
     exact = {kind: digest(outputs(framework, kind)) for kind in names}
     with np.errstate(under="ignore"):  # NumPy's native exponentials underflow
         native = digest(native_logits(framework, names[0]))
-        if "llama" in names:
-            train_natively(framework, "llama")
+        if "everything" in names:
+            train_natively(framework, "everything")
     assert switches(framework) == before, "a setting of the process is not as it was"
     print(json.dumps({"exact": exact, "native": native}))
 

@@ -63,7 +63,7 @@ def operations(package, x, w, q, k, weights, v, scores, visible, ids, d):
     return {
         "linear": exact.linear(x, w, None, exact.prepare(w)),
         "weight gradient": primitives.product_over_tokens(d_RF, x_RD),
-        "attention scores": exact.attention_scores(q, k),
+        "attention scores": exact.attention_scores(q, k, H**-0.5),
         "attention weights": exact.attention_weights(scores, visible),
         "attention mix": exact.attention_mix(weights, v),
         "sum": primitives.total(x),

@@ -34,6 +34,22 @@ def multiply(x, y):
     return x * y
 
 
+def scale(x, factor):
+    return x * factor
+
+
+def clip(x, limit):
+    return np.where(abs(x.real) <= limit, x, limit * np.sign(x.real))
+
+
+def soft_cap(x, cap):
+    return cap * np.tanh(x / cap)
+
+
+def plus_one(weight):
+    return weight + 1
+
+
 def dropout(x_BTD, scale_BTD):
     return x_BTD if scale_BTD is None else x_BTD * scale_BTD
 
@@ -52,18 +68,18 @@ def merge_heads(x_BTNH):
 
 
 def rotate(x_BTNH, cos_BTR, sin_BTR):
-    """Each pair (x[i], x[i + H / 2]) turned by its 2 x 2 matrix."""
-    y_BTNH = np.empty(x_BTNH.shape, np.result_type(x_BTNH, cos_BTR))
-    half = x_BTNH.shape[-1] // 2
+    """Each pair (x[i], x[i + R]) turned by its 2 x 2 matrix, all other elements left alone."""
+    y_BTNH = x_BTNH.astype(np.result_type(x_BTNH, cos_BTR))
+    half = cos_BTR.shape[-1]
     for i in range(half):
         a, b, c, s = x_BTNH[..., i], x_BTNH[..., i + half], cos_BTR[:, :, i, None], sin_BTR[:, :, i, None]
         y_BTNH[..., i], y_BTNH[..., i + half] = a * c - b * s, a * s + b * c
     return y_BTNH
 
 
-def attention_scores(q_BTNH, k_BSKH):
+def attention_scores(q_BTNH, k_BSKH, scale):
     k_BSNH = np.repeat(k_BSKH, q_BTNH.shape[2] // k_BSKH.shape[2], axis=2)  # k0 k0 k1 k1, never k0 k1 k0 k1
-    return np.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) / math.sqrt(q_BTNH.shape[-1])
+    return np.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * scale
 
 
 def attention_weights(scores_BNTS, visible_BTS):
@@ -80,15 +96,25 @@ def attention_mix(weights_BNTS, v_BSKH):
 def layer_norm(x_BTD, weight_D, bias_D, eps):
     mean_BT1 = x_BTD.sum(-1, keepdims=True) / x_BTD.shape[-1]
     variance_BT1 = ((x_BTD - mean_BT1) ** 2).sum(-1, keepdims=True) / x_BTD.shape[-1]
-    return (x_BTD - mean_BT1) / np.sqrt(variance_BT1 + eps) * weight_D + bias_D
+    normal_BTD = (x_BTD - mean_BT1) / np.sqrt(variance_BT1 + eps)
+    return normal_BTD * (1 if weight_D is None else weight_D) + (0 if bias_D is None else bias_D)
 
 
 def rms_norm(x_BTD, weight_D, eps):
-    return x_BTD / np.sqrt((x_BTD**2).sum(-1, keepdims=True) / x_BTD.shape[-1] + eps) * weight_D
+    normal_BTD = x_BTD / np.sqrt((x_BTD**2).sum(-1, keepdims=True) / x_BTD.shape[-1] + eps)
+    return normal_BTD * (1 if weight_D is None else weight_D)
+
+
+def rms_norm_wide(x_BTD, weight_D, eps):
+    return rms_norm(x_BTD, weight_D, eps)
 
 
 def relu(x):
     return np.where(x.real > 0, x, 0)
+
+
+def relu_squared(x):
+    return relu(x) ** 2
 
 
 def gelu(x):
@@ -107,6 +133,22 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
+def route(logits_BTE, n_active, normalize):
+    """Token by token: all experts in order of their logits, the first ones kept."""
+    routing_BTE = np.zeros_like(logits_BTE)
+    for b, t in np.ndindex(logits_BTE.shape[:2]):
+        logits = logits_BTE[b, t]
+        chosen = sorted(range(len(logits)), key=lambda e, logits=logits: (-logits[e].real, e))[:n_active]
+        total = sum(np.exp(logits[e]) for e in (chosen if normalize else range(len(logits))))
+        for e in chosen:
+            routing_BTE[b, t, e] = np.exp(logits[e]) / total
+    return routing_BTE
+
+
+def weigh(x_BTD, routing_BTE, expert):
+    return np.stack([x_BTD[..., d] * routing_BTE[..., expert] for d in range(x_BTD.shape[-1])], -1)
+
+
 def cross_entropy(logits_BTV, ids_BT, counted_BT):
     terms = [
         np.log(np.exp(logits_BTV[b, t]).sum()) - logits_BTV[b, t, ids_BT[b, t]] for b, t in np.argwhere(counted_BT)
@@ -122,24 +164,102 @@ def positions(mask_BS):
     return np.array([[max(sum(row[: s + 1]) - 1, 0) for s in range(len(row))] for row in np.asarray(mask_BS).tolist()])
 
 
-def visible(mask_BS, n_queries):
-    """Whether query t, one of the last n_queries slots, may read slot s: a real token, and none after t."""
+def visible(mask_BS, n_queries, window=None):
+    """Whether query t, one of the last n_queries slots, may read slot s: a real token, none after t, and with a window
+    one of so many slots that end with t's own."""
     B, S = mask_BS.shape
     visible_BTS = np.zeros((B, n_queries, S), bool)
     for b, t, s in np.ndindex(B, n_queries, S):
-        visible_BTS[b, t, s] = mask_BS[b, s] and s <= S - n_queries + t
+        own = S - n_queries + t
+        visible_BTS[b, t, s] = mask_BS[b, s] and (0 if window is None else own - window + 1) <= s <= own
     return visible_BTS
 
 
-def rotary(positions_BT, d_head, theta):
+def frequencies(width, theta, scaling=None, length=0):
+    """Radians a position of each pair, every step rounded to float32 as trained models have them."""
+    one, pairs = np.float32(1), range(width // 2)
+    kind = None if scaling is None else scaling.kind
+    if kind == "dynamic" and length > scaling.original_length:
+        growth = scaling.factor * length / scaling.original_length - scaling.factor + 1
+        theta = theta * growth ** (width / (width - 2))
+    powers = [np.float32(theta ** float(np.float32(2 * i) / np.float32(width))) for i in pairs]
+    if kind == "longrope":
+        own = scaling.short_factors if length <= scaling.original_length else scaling.long_factors
+        return [one / (np.float32(own[i]) * powers[i]) for i in pairs]
+    plain = [one / power for power in powers]
+    if kind == "linear":
+        return [frequency / np.float32(scaling.factor) for frequency in plain]
+    if kind == "llama3":
+        return [_by_wavelength(frequency, scaling) for frequency in plain]
+    if kind == "yarn":
+        return [_by_turns(i, power, width, theta, scaling) for i, power in enumerate(powers)]
+    return plain
+
+
+def _by_wavelength(frequency, scaling):
+    """Kept, divided, or between the two, by how often the wave fits into the original length."""
+    low, high, factor = map(np.float32, (scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.factor))
+    length, wave = np.float32(scaling.original_length), np.float32(2 * math.pi) / frequency
+    if wave < length / high:
+        return frequency
+    if wave > length / low:
+        return frequency / factor
+    smooth = (length / wave - low) / (high - low)
+    return (np.float32(1) - smooth) * frequency / factor + smooth * frequency
+
+
+def _by_turns(i, power, width, theta, scaling):
+    """The same by the pair's index between those that turn beta_fast and beta_slow times in the original length."""
+    first, last = (
+        width * math.log(scaling.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    way = (np.float32(i) - np.float32(first)) / np.float32(last - first if last != first else 0.001)
+    kept, one = np.float32(1) - min(max(way, np.float32(0)), np.float32(1)), np.float32(1)
+    return one / (np.float32(scaling.factor) * power) * (one - kept) + one / power * kept
+
+
+def rotary(positions_BT, width, theta, scaling=None):
     """Cosines and sines, every step rounded to float32 as trained models have them."""
-    one, cos, sin = np.float32(1), [], []
-    for i in range(d_head // 2):
-        frequency = one / np.float32(theta ** float(np.float32(2 * i) / np.float32(d_head)))
+    cos, sin = [], []
+    factor = np.float32(getattr(scaling, "attention_factor", None) or 1)
+    for frequency in frequencies(width, theta, scaling, 1 + max(p for row in positions_BT for p in row)):
         angles = [[float(np.float32(position) * frequency) for position in row] for row in positions_BT]
-        cos.append([[np.float32(math.cos(angle)) for angle in row] for row in angles])
-        sin.append([[np.float32(math.sin(angle)) for angle in row] for row in angles])
+        cos.append([[np.float32(math.cos(angle)) * factor for angle in row] for row in angles])
+        sin.append([[np.float32(math.sin(angle)) * factor for angle in row] for row in angles])
     return np.moveaxis(np.float64(cos), 0, -1), np.moveaxis(np.float64(sin), 0, -1)
+
+
+def alibi(config, mask_BT):
+    """Each head's addends, float32: its slope times how far the key lies behind the query, counted in real tokens. The
+    slopes of the next power of two of heads, every second one first, as MPT picks them."""
+    N, positions_BT = config.n_heads, positions(mask_BT)
+    power = 2 ** math.ceil(math.log2(N))
+    slopes = [2 ** (-config.alibi_max * (j + 1) / power) for j in range(power)]
+    slopes = np.float32(slopes if power == N else (slopes[1::2] + slopes[::2])[:N])
+    places_BT = positions_BT.astype(np.float32)
+    addends = []
+    for slope in slopes:
+        if config.alibi_rounded:  # a query's own place is the same for all its keys: softmax doesn't see it
+            product_BS = bfloat16(bfloat16(slope) * bfloat16(places_BT)) * np.float32(score_scale(config, 0))
+            addends.append(np.stack([product_BS] * places_BT.shape[1], axis=1))
+        else:
+            addends.append(slope * (places_BT[:, None, :] - places_BT[:, :, None]))
+    return np.stack(addends, axis=1).astype(np.float64)
+
+
+def bfloat16(x):
+    """Rounded to the 8 digits of bfloat16, ties to even."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8).astype(np.float32)
+
+
+def score_scale(config, i):
+    scale = config.d_head**-0.5 if config.attention_scale is None else config.attention_scale
+    return scale / (i + 1) if config.scale_by_layer else scale
 
 
 def sinusoids(positions_BT, d_model):
@@ -166,31 +286,70 @@ def linear_layer(parameters, name, x):
     return linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 
-def norm_layer(config, parameters, name, x):
-    weight = parameters[f"{name}.weight"]
-    if config.norm == "layer_norm":
-        return layer_norm(x, weight, parameters[f"{name}.bias"], config.norm_eps)
-    return rms_norm(x, weight, config.norm_eps)
+def norm_layer(config, parameters, name, x, biased=None):
+    """biased: whether a LayerNorm has a bias; None for what the config says of those of the residual stream."""
+    has_weight = config.norm_weight != "none"
+    weight = parameters[f"{name}.weight"] if has_weight else None
+    if config.norm_weight == "plus_one":
+        weight = 1 + weight
+    if config.norm == "rms_norm":
+        return rms_norm(x, weight, config.norm_eps)
+    has_bias = has_weight and (config.norm_bias if biased is None else biased)
+    return layer_norm(x, weight, parameters[f"{name}.bias"] if has_bias else None, config.norm_eps)
 
 
-def attention(config, parameters, i, x, table, visible_BTS, tap):
-    """table: cosines and sines, or None."""
+def qk_norm(config, parameters, name, x_BTNH):
+    """Head by head, with one weight or one for each; or all heads as one vector."""
+    heads = list(np.moveaxis(x_BTNH, 2, 0))
+    if config.qk_norm == "projection":
+        normed = norm_layer(config, parameters, name, np.concatenate(heads, -1), config.qk_norm_bias)
+        return np.stack(np.split(normed, len(heads), -1), 2)
+    each = [
+        {key: w if w.ndim == 1 else w[n] for key, w in parameters.items() if key.startswith(f"{name}.")}
+        for n in range(len(heads))
+    ]
+    pairs = zip(each, heads, strict=True)
+    return np.stack([norm_layer(config, its, name, head, config.qk_norm_bias) for its, head in pairs], 2)
+
+
+def rotary_of(config, i, mask_BT):
+    """The cosines and sines of a layer, or None."""
+    if config.position != "rope" or i in config.no_rope_layers:
+        return None
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if i in config.sliding_layers and config.local_rope_theta is not None:
+        theta, scaling = config.local_rope_theta, config.local_rope_scaling
+    return rotary(positions(mask_BT), config.rotary_width or config.d_head, theta, scaling)
+
+
+def attention(config, parameters, i, x, mask_BT, tap):
     name = f"layers.{i}.self_attn"
     q, k, v = (
         tap(f"{name}.{p}", split_heads(linear_layer(parameters, f"model.{name}.{p}_proj", x), heads))
         for p, heads in (("q", config.n_heads), ("k", config.n_kv_heads), ("v", config.n_kv_heads))
     )
-    if table is not None:
+    if config.qk_norm != "none":
+        q = tap(f"{name}.q_normed", qk_norm(config, parameters, f"model.{name}.q_norm", q))
+        k = tap(f"{name}.k_normed", qk_norm(config, parameters, f"model.{name}.k_norm", k))
+    if config.clip_qkv is not None:
+        q, k, v = (clip(each, config.clip_qkv) for each in (q, k, v))
+    if (table := rotary_of(config, i, mask_BT)) is not None:
         q, k = tap(f"{name}.q_rotated", rotate(q, *table)), tap(f"{name}.k_rotated", rotate(k, *table))
-    scores = tap(f"{name}.scores", attention_scores(q, k))
-    weights = tap(f"{name}.weights", attention_weights(scores, visible_BTS))
-    mixed = tap(f"{name}.mixed", merge_heads(attention_mix(weights, v)))
+    scores = attention_scores(q, k, score_scale(config, i))
+    if config.attention_softcap is not None:
+        scores = soft_cap(scores, config.attention_softcap)
+    if config.position == "alibi":
+        scores = scores + alibi(config, mask_BT)
+    window = config.sliding_window if i in config.sliding_layers else None
+    weights = attention_weights(tap(f"{name}.scores", scores), visible(mask_BT, x.shape[1], window))
+    mixed = tap(f"{name}.mixed", merge_heads(attention_mix(tap(f"{name}.weights", weights), v)))
     return tap(f"{name}.output", linear_layer(parameters, f"model.{name}.o_proj", mixed))
 
 
-def feed_forward(config, parameters, i, x, tap):
-    name = f"layers.{i}.mlp"
-    activation = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}[config.activation]
+def feed_forward(config, parameters, name, x, tap):
+    activation = {"relu": relu, "relu_squared": relu_squared, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}[
+        config.activation
+    ]
     if config.gated:
         gate = tap(f"{name}.gate", linear_layer(parameters, f"model.{name}.gate_proj", x))
         up = tap(f"{name}.up", linear_layer(parameters, f"model.{name}.up_proj", x))
@@ -201,24 +360,51 @@ def feed_forward(config, parameters, i, x, tap):
     return tap(f"{name}.output", linear_layer(parameters, f"model.{name}.down_proj", inner))
 
 
-def block(config, parameters, i, x, table, visible_BTS, tap, scales=None):
+def feed_forward_or_experts(config, parameters, i, x, tap):
+    name = f"layers.{i}.mlp"
+    if config.n_experts is None or i in config.dense_layers:
+        return feed_forward(config, parameters, name, x, tap)
+    logits = tap(f"{name}.router", linear_layer(parameters, f"model.{name}.router", x))
+    routing = tap(f"{name}.routing", route(logits, config.n_active_experts, config.normalize_experts))
+    outputs = [
+        feed_forward(config, parameters, f"{name}.experts.{e}", x, lambda name, value: value)
+        for e in range(config.n_experts)
+    ]
+    return tap(f"{name}.output", sum(weigh(output, routing, e) for e, output in enumerate(outputs)))
+
+
+def block(config, parameters, i, x, mask_BT, tap, scales=None):
     name, scales = f"layers.{i}", scales or {}
 
     def norm(which, x):
         return tap(f"{name}.{which}", norm_layer(config, parameters, f"model.{name}.{which}", x))
 
     def attend(x):
-        attended = attention(config, parameters, i, x, table, visible_BTS, tap)
-        return dropout(attended, scales.get(f"{name}.self_attn"))
+        return attention(config, parameters, i, x, mask_BT, tap)
 
     def feed(x):
-        return dropout(feed_forward(config, parameters, i, x, tap), scales.get(f"{name}.mlp"))
+        return feed_forward_or_experts(config, parameters, i, x, tap)
 
+    def added(part, y):
+        return dropout(y, scales.get(f"{name}.{part}")) * (config.residual_scale or 1)
+
+    if config.parallel_residual:
+        normed = norm("input_layernorm", x)
+        attended = added("self_attn", attend(normed))
+        normed = normed if config.shared_norm else norm("post_attention_layernorm", x)
+        return tap(f"{name}.residual_out", x + (attended + added("mlp", feed(normed))))
     if config.norm_placement == "pre":
-        x = tap(f"{name}.residual_mid", x + attend(norm("input_layernorm", x)))
-        return tap(f"{name}.residual_out", x + feed(norm("post_attention_layernorm", x)))
-    x = norm("post_attention_layernorm", tap(f"{name}.residual_mid", x + attend(x)))
-    return norm("post_feedforward_layernorm", tap(f"{name}.residual_out", x + feed(x)))
+        x = tap(f"{name}.residual_mid", x + added("self_attn", attend(norm("input_layernorm", x))))
+        return tap(f"{name}.residual_out", x + added("mlp", feed(norm("post_attention_layernorm", x))))
+    if config.norm_placement == "post":
+        x = tap(f"{name}.residual_mid", x + added("self_attn", attend(x)))
+        x = norm("post_attention_layernorm", x)
+        return norm("post_feedforward_layernorm", tap(f"{name}.residual_out", x + added("mlp", feed(x))))
+    sandwich = config.norm_placement == "sandwich"
+    attended = attend(norm("input_layernorm", x) if sandwich else x)
+    x = tap(f"{name}.residual_mid", x + added("self_attn", norm("post_attention_layernorm", attended)))
+    fed = feed(norm("pre_feedforward_layernorm", x) if sandwich else x)
+    return tap(f"{name}.residual_out", x + added("mlp", norm("post_feedforward_layernorm", fed)))
 
 
 def decoder(config, parameters, tokens_BT, mask_BT=None, scales=None):
@@ -231,21 +417,29 @@ def decoder(config, parameters, tokens_BT, mask_BT=None, scales=None):
 
     tokens_BT, scales = np.asarray(tokens_BT), scales or {}
     mask_BT = np.ones(tokens_BT.shape, int) if mask_BT is None else np.asarray(mask_BT)
-    positions_BT, table = positions(mask_BT), None
+    narrow = config.embedding_width not in (None, config.d_model)
     x = tap("embed_tokens", embed(tokens_BT, parameters["model.embed_tokens.weight"]))
+    x = x * (config.embedding_scale or 1)
+    if narrow:
+        x = linear_layer(parameters, "model.embed_in", x)
+    if config.embedding_norm:
+        x = norm_layer(config, parameters, "model.embed_norm", x)
     if config.position == "learned":
-        x = x + tap("embed_positions", embed(positions_BT, parameters["model.embed_positions.weight"]))
+        rows_BT = positions(mask_BT) + config.position_offset
+        x = x + tap("embed_positions", embed(rows_BT, parameters["model.embed_positions.weight"]))
     elif config.position == "sinusoidal":
-        x = x + tap("embed_positions", sinusoids(positions_BT, config.d_model))
-    elif config.position == "rope":
-        table = rotary(positions_BT, config.d_head, config.rope_theta)
+        x = x + tap("embed_positions", sinusoids(positions(mask_BT), config.d_model))
     x = tap("embedded", dropout(x, scales.get("embedded")))
     for i in range(config.n_layers):
-        x = block(config, parameters, i, x, table, visible(mask_BT, tokens_BT.shape[1]), tap, scales)
+        x = block(config, parameters, i, x, mask_BT, tap, scales)
     if config.final_norm:
         x = tap("norm", norm_layer(config, parameters, "model.norm", x))
+    if narrow:
+        x = linear_layer(parameters, "model.embed_out", x)
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    tap("logits", linear(x, parameters[head], None))
+    logits = linear(x, parameters[head], parameters["lm_head.bias"] if config.head_bias else None)
+    logits = logits * (config.logit_scale or 1)
+    tap("logits", logits if config.logit_softcap is None else soft_cap(logits, config.logit_softcap))
     return taps
 
 

@@ -62,6 +62,7 @@ TO_104, TO_20 = (2.0**-26, 104.0), (2.0**-26, 20.0)
 FUNCTIONS = {
     "exp": Function(np.exp, mpmath.exp, TO_104),
     "log": Function(np.log, mpmath.log, (SMALLEST, np.finfo(np.float32).max), signs=(1,)),
+    "tanh": Function(np.tanh, mpmath.tanh, (2.0**-26, 10.0)),
     "silu": Function(exact.silu64, lambda x: x * _sigmoid(x), TO_104),
     "silu_slope": Function(exact.silu_slope64, _silu_slope, TO_104, slope_of=exact.silu64),
     "gelu": Function(exact.gelu64, lambda x: x * _phi(x), TO_20, near=512),

@@ -21,7 +21,8 @@ from samelogits.parameters import parameter_shapes, random_parameters
 GPT = DecoderConfig(
     vocab_size=41, d_model=24, n_layers=2, n_heads=4, n_kv_heads=4, d_head=6, d_ff=36, max_seq_len=40,
     norm="layer_norm", norm_eps=1e-5, norm_placement="pre", final_norm=True, activation="gelu", gated=False,
-    position="learned", rope_theta=None, attention_bias=True, mlp_bias=True, tie_embeddings=False, dropout=0.0,
+    position="learned", rope_theta=None, attention_bias=True, attention_output_bias=True, mlp_bias=True,
+    tie_embeddings=False, dropout=0.0,
 )  # fmt: skip
 LLAMA = replace(
     GPT, n_heads=8, n_kv_heads=2, d_head=8, d_ff=30, norm="rms_norm", activation="silu", gated=True, position="rope",

@@ -16,6 +16,12 @@ def test_chunks_equal_one_pass(place, config, chunks, mask_name):
     ladder.check_cache(place, config, chunks, mask_name)
 
 
+@pytest.mark.parametrize("kind", ["gemma", "bloom", "falcon", "opt"])
+def test_chunks_of_other_positions(place, kind):
+    """Windows, which are shorter than a chunk and what is before it, ALiBi, and rows before position 0."""
+    ladder.check_cache(place, ladder.ALL[kind], (2, 3, 2))
+
+
 def test_padding_on_the_left_shifts_positions(place, config):
     """K02: p p a, then b c, then d e in cached steps, equal a b c d e alone, whatever p is."""
     model, rows = ladder.load(config, place), ladder.tokens(config, (5, 5))

@@ -147,8 +147,8 @@ def test_masks():
 def test_scales_and_orders():
     config = replace(GPT, d_model=12, d_head=4)
     ones = np.ones((1, 1, 4, 4))
-    assert_values(op("SL403", config, "attention_scores"), [ones, ones], [2.0] * 4, [4 / np.sqrt(3)] * 4)
-    assert_values(op("SL401", config, "attention_scores"), [ones, ones], [2.0] * 4, [4.0] * 4)
+    assert_values(op("SL403", config, "attention_scores"), [ones, ones, 0.5], [2.0] * 4, [4 / np.sqrt(3)] * 4)
+    assert_values(op("SL401", config, "attention_scores"), [ones, ones, 0.5], [2.0] * 4, [4.0] * 4)
     wide, ids_, table = replace(GPT, d_model=48), np.array([[0]]), np.ones((1, 48))
     probe = replace(probe_of(wide), tokens_BT=ids_, mask_BT=ids_ == 0)
     operations = [lambda ids, table, code=code: _embedded(code, wide, probe, table) for code in (None, "SL601")]

@@ -294,7 +294,7 @@ def test_odd_arguments_are_one_line(run, arguments, words):
 
 
 def test_a_fault_of_the_program_is_no_verdict(run, monkeypatch):
-    monkeypatch.setattr(cli, "open_checkpoint", lambda source: 1 / 0)
+    monkeypatch.setattr(cli, "open_model", lambda options: 1 / 0)
     status, out, err = run("info", MODEL)
     assert (status, out) == (70, "")
     assert err.startswith("samelogits: error: internal: ZeroDivisionError")

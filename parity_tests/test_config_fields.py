@@ -1,18 +1,23 @@
 """Every field of the config changes the function, and none takes a value that means nothing."""
 
 import dataclasses
+import json
 from dataclasses import replace
 
 import ladder
 import numpy as np
 import pytest
-from ladder import LLAMA, UNKIND
+from ladder import FAMILIES, LLAMA, UNKIND
 
 from samelogits.config import DecoderConfig
 from samelogits.errors import ConfigError, InputError
 from samelogits.parameters import parameter_shapes, random_parameters
 from samelogits.presets import PRESETS, preset
+from samelogits.rotary import RopeScaling
 
+PARALLEL = replace(UNKIND, parallel_residual=True)
+WINDOW = replace(LLAMA, sliding_window=3, sliding_layers=(0,))
+LINEAR = RopeScaling(kind="linear", factor=2.0)
 # Field to a config and one that differs in this field alone.
 OTHERS = {
     "vocab_size": (UNKIND, 17),
@@ -32,12 +37,52 @@ OTHERS = {
     "position": (replace(UNKIND, position="none"), "sinusoidal"),
     "rope_theta": (LLAMA, 101.0),
     "attention_bias": (UNKIND, False),
+    "attention_output_bias": (UNKIND, False),
     "mlp_bias": (UNKIND, False),
     "tie_embeddings": (UNKIND, True),
     "dropout": (UNKIND, 0.5),
+    "norm_weight": (UNKIND, "plus_one"),
+    "norm_bias": (UNKIND, False),
+    "norm_wide": (LLAMA, True),
+    "parallel_residual": (UNKIND, True),
+    "shared_norm": (PARALLEL, True),
+    "residual_scale": (UNKIND, 0.7),
+    "qk_norm": (UNKIND, "head"),
+    "qk_norm_bias": (replace(UNKIND, qk_norm="head"), True),
+    "clip_qkv": (UNKIND, 1.0),
+    "attention_scale": (UNKIND, 0.3),
+    "scale_by_layer": (UNKIND, True),
+    "attention_softcap": (UNKIND, 2.0),
+    "sliding_window": (WINDOW, 4),
+    "sliding_layers": (WINDOW, (1,)),
+    "rotary_width": (LLAMA, 4),
+    "rope_scaling": (LLAMA, LINEAR),
+    "local_rope_theta": (WINDOW, 30.0),
+    "local_rope_scaling": (replace(WINDOW, local_rope_theta=30.0), LINEAR),
+    "no_rope_layers": (LLAMA, (1,)),
+    "alibi_max": (FAMILIES["bloom"], 4.0),
+    "alibi_rounded": (FAMILIES["bloom"], True),
+    "position_offset": (UNKIND, 2),
+    "embedding_width": (UNKIND, 7),
+    "embedding_scale": (UNKIND, 3.0),
+    "embedding_norm": (UNKIND, True),
+    "head_bias": (UNKIND, True),
+    "logit_scale": (UNKIND, 0.3),
+    "logit_softcap": (UNKIND, 2.0),
+    "n_experts": (FAMILIES["olmo"], 5),
+    "n_active_experts": (FAMILIES["olmo"], 3),
+    "expert_width": (FAMILIES["olmo"], 6),
+    "normalize_experts": (FAMILIES["olmo"], False),
+    "dense_layers": (FAMILIES["olmo"], ()),
 }
 # Those that leave the parameters' number and sizes alone must show in a number: the others can't be loaded unchanged.
-IN_NUMBERS = {"norm_eps", "norm_placement", "activation", "position", "rope_theta", "dropout"}
+IN_NUMBERS = {
+    "norm_eps", "norm_placement", "activation", "position", "rope_theta", "dropout", "norm_weight", "norm_wide",
+    "parallel_residual", "residual_scale", "clip_qkv", "attention_scale", "scale_by_layer", "attention_softcap",
+    "sliding_window", "sliding_layers", "rotary_width", "rope_scaling", "local_rope_theta", "local_rope_scaling",
+    "no_rope_layers", "alibi_max", "alibi_rounded", "embedding_scale", "logit_scale", "logit_softcap",
+    "n_active_experts", "normalize_experts",
+}  # fmt: skip
 
 
 def test_every_field_is_covered():
@@ -48,7 +93,7 @@ def test_every_field_is_covered():
 def test_field_changes_the_parameters_or_numbers(field):
     config, value = OTHERS[field]
     sizes, changed_sizes = (
-        list(parameter_shapes(each).values()) for each in (config, replace(config, **{field: value}))
+        sorted(parameter_shapes(each).values()) for each in (config, replace(config, **{field: value}))
     )
     assert (sizes != changed_sizes) == (field not in IN_NUMBERS)
 
@@ -56,10 +101,16 @@ def test_field_changes_the_parameters_or_numbers(field):
 @pytest.mark.parametrize("field", sorted(IN_NUMBERS))
 def test_field_changes_the_numbers(place, field):
     config, value = OTHERS[field]
-    before, after = (
-        ladder.load(each, place, arrays=random_parameters(each, 1))
-        for each in (config, replace(config, **{field: value}))
-    )
+    changed = replace(config, **{field: value})
+    arrays, others = (random_parameters(each, 1) for each in (config, changed))
+    if arrays.keys() == others.keys():
+        others = arrays  # a weight is drawn to suit what is done with it
+    dtype = "float64"
+    if field == "norm_wide":  # a matter of rounding alone
+        if "bfloat16" not in place.dtypes():
+            pytest.skip(f"{place.backend} has no bfloat16")
+        dtype = "bfloat16"
+    before, after = ladder.load(config, place, dtype, arrays), ladder.load(changed, place, dtype, others)
     ids, wanted = ladder.tokens(config), ladder.targets(config)
     first, second = before.logits(ids), after.logits(ids)
     if field == "dropout":
@@ -77,11 +128,12 @@ def test_max_seq_len_ends_the_table(place):
         ladder.load(replace(config, max_seq_len=value), place).logits(ids)
 
 
-@pytest.mark.parametrize("value", ["learned", "rope"])
+@pytest.mark.parametrize("value", ["learned", "rope", "alibi"])
 def test_positions_change_the_function(place, value):
-    """The other two values of position."""
+    """The other values of position."""
     config = replace(UNKIND, position="none")
-    changed = replace(config, position=value, rope_theta=100.0 if value == "rope" else None)
+    numbers = {"rope": {"rope_theta": 100.0}, "alibi": {"alibi_max": 8.0}}
+    changed = replace(config, position=value, **numbers.get(value, {}))
     arrays = ladder.parameters(changed)
     ids = np.zeros((5, 7), int)
     with_positions = ladder.load(changed, place, arrays=arrays).logits(ids)
@@ -102,8 +154,20 @@ BAD = [
     ("n_layers", 2000), ("n_kv_heads", 3), ("n_kv_heads", 16),
     ("norm", "batch_norm"), ("norm", None), ("norm_eps", 0.0), ("norm_eps", float("nan")), ("norm_eps", "1e-5"),
     ("norm_eps", None), ("norm_placement", "middle"), ("final_norm", 1), ("activation", "gelu_new"), ("gated", None),
-    ("position", "alibi"), ("rope_theta", 10000.0), ("attention_bias", 0), ("mlp_bias", "yes"),
-    ("tie_embeddings", None), ("dropout", 1.0), ("dropout", -0.1), ("dropout", float("nan")), ("dropout", None),
+    ("position", "absolute"), ("rope_theta", 10000.0), ("attention_bias", 0), ("attention_output_bias", None),
+    ("mlp_bias", "yes"), ("tie_embeddings", None), ("dropout", 1.0), ("dropout", -0.1), ("dropout", float("nan")),
+    ("dropout", None), ("norm_weight", "one"), ("norm_weight", None), ("norm_bias", 0), ("norm_wide", True),
+    ("parallel_residual", 1), ("shared_norm", True), ("residual_scale", 0.0), ("qk_norm", "all"), ("qk_norm", None),
+    ("qk_norm_bias", True), ("clip_qkv", -1.0), ("attention_scale", float("inf")), ("scale_by_layer", None),
+    ("attention_softcap", True), ("sliding_window", 0), ("sliding_window", 3), ("sliding_window", 3.0),
+    ("sliding_layers", [0]), ("sliding_layers", (2,)), ("sliding_layers", (1, 0)), ("sliding_layers", (0, 0)),
+    ("sliding_layers", (False,)), ("rotary_width", 4), ("rotary_width", 0), ("rope_scaling", LINEAR),
+    ("rope_scaling", {"kind": "linear", "factor": 2.0}), ("local_rope_theta", 30.0), ("local_rope_scaling", LINEAR),
+    ("no_rope_layers", (0,)), ("no_rope_layers", (-1,)), ("alibi_max", 8.0), ("alibi_rounded", True),
+    ("position_offset", -1), ("position_offset", 2**40), ("position_offset", 1.5), ("embedding_width", 0),
+    ("embedding_scale", float("nan")), ("embedding_norm", None), ("head_bias", "no"), ("logit_scale", 0),
+    ("logit_softcap", -30.0), ("n_experts", 0), ("n_experts", 4.0), ("n_active_experts", 2), ("expert_width", 5),
+    ("normalize_experts", True), ("dense_layers", (0,)), ("dense_layers", (5,)),
 ]  # fmt: skip
 
 
@@ -111,6 +175,62 @@ BAD = [
 def test_bad_values_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"^{field}: expected"):
         replace(UNKIND, **{field: value})
+
+
+LONG = RopeScaling(kind="longrope", original_length=5, short_factors=(1.0, 2.0), long_factors=(1.0, 2.0),
+                   attention_factor=1.0)  # fmt: skip
+DYNAMIC = RopeScaling(kind="dynamic", factor=2.0, original_length=5)
+BAD_TOGETHER = [
+    (LLAMA, {"norm_bias": False}, "norm_bias: expected true"),
+    (UNKIND, {"norm_weight": "none", "norm_bias": False}, "norm_bias: expected true"),
+    (LLAMA, {"qk_norm": "head", "qk_norm_bias": True}, "qk_norm_bias: expected false"),
+    (UNKIND, {"qk_norm": "head", "qk_norm_bias": True, "norm_weight": "none"}, "qk_norm_bias: expected false"),
+    (PARALLEL, {"norm_placement": "sandwich"}, "norm_placement: expected 'pre' in a parallel block"),
+    (UNKIND, {"position": "alibi"}, "alibi_max: expected a number exactly when position is 'alibi'"),
+    (UNKIND, {"sliding_layers": (0,)}, "sliding_window: expected a number exactly when there are sliding_layers"),
+    (LLAMA, {"local_rope_theta": 30.0}, "local_rope_theta: expected nothing without sliding_layers"),
+    (LLAMA, {"rotary_width": 3}, "rotary_width: expected an even width"),
+    (LLAMA, {"rotary_width": 8}, "rotary_width: expected at most d_head 6, found 8"),
+    (LLAMA, {"position_offset": 2}, "position_offset: expected nothing, as position is 'rope'"),
+    (LLAMA, {"rope_scaling": LONG}, r"rope_scaling.short_factors: expected 3 numbers, found 2"),
+    (WINDOW, {"local_rope_theta": 30.0, "local_rope_scaling": LONG}, r"rope_scaling.short_factors: expected 3 numbers"),
+    (LLAMA, {"rotary_width": 2, "rope_scaling": DYNAMIC}, "rope_scaling: expected at least 4 rotated elements"),
+    (UNKIND, {"n_experts": 4}, "n_active_experts: expected a number exactly when n_experts is given, found None"),
+    (FAMILIES["olmo"], {"n_active_experts": 5}, "n_active_experts: expected at most n_experts 4, found 5"),
+]
+
+
+@pytest.mark.parametrize(("config", "changes", "words"), BAD_TOGETHER, ids=[str(c) for _, c, _ in BAD_TOGETHER])
+def test_bad_combinations_are_refused(config, changes, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        replace(config, **changes)
+
+
+BAD_SCALING = [
+    ({"kind": "ntk", "factor": 2.0}, "kind: expected one of linear, dynamic, .*, found 'ntk'"),
+    ({"kind": "linear"}, "factor: expected a value with 'linear', found None"),
+    ({"kind": "linear", "factor": 2.0, "original_length": 8}, "original_length: expected nothing with 'linear'"),
+    *(({"kind": "linear", "factor": value}, "factor: expected positive numbers") for value in (0, -1.0, "2", True)),
+    ({"kind": "linear", "factor": float("inf")}, "factor: expected positive numbers, found inf"),
+    ({"kind": "dynamic", "factor": 2.0, "original_length": 8.0}, "original_length: expected a positive whole number"),
+    ({"kind": "longrope", "original_length": 8, "short_factors": (1.0, 0.0), "long_factors": (1.0, 1.0),
+      "attention_factor": 1.0}, "short_factors: expected positive numbers"),
+    ({"kind": "yarn", "factor": 2.0, "original_length": 8, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": 1,
+      "attention_factor": 1.0}, "truncate: expected true or false, found 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "words"), BAD_SCALING, ids=[words for _, words in BAD_SCALING])
+def test_bad_scalings_are_refused(values, words):
+    with pytest.raises(ConfigError, match=rf"^rope_scaling\.{words}"):
+        RopeScaling(**values)
+    with pytest.raises(ConfigError, match=rf"^rope_scaling\.{words}"):
+        DecoderConfig.from_dict({**LLAMA.to_dict(), "rope_scaling": values})
+
+
+def test_a_scaling_names_all_that_is_wrong_with_its_fields():
+    with pytest.raises(ConfigError, match=r"^rope_scaling: missing kind; unknown 'type'"):
+        DecoderConfig.from_dict({**LLAMA.to_dict(), "rope_scaling": {"type": "linear", "factor": 2.0}})
 
 
 @pytest.mark.parametrize("theta", [None, 0.0, -1.0, float("inf"), "10000"])
@@ -129,6 +249,23 @@ def test_odd_widths_are_refused_where_positions_pair_them():
 
 def test_every_bad_field_has_a_case():
     assert {field for field, _ in BAD} == set(OTHERS)
+
+
+LONGER = replace(LONG, short_factors=(1.0, 2.0, 3.0), long_factors=(4.0, 5.0, 6.0))
+
+
+@pytest.mark.parametrize("config", [*FAMILIES.values(), replace(LLAMA, rope_scaling=LONGER)], ids=[*FAMILIES, "long"])
+def test_every_field_survives_json(config):
+    assert DecoderConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_fields_with_a_default_may_be_left_out():
+    defaults = {field.name: field.default for field in dataclasses.fields(DecoderConfig)}
+    given = {name: x for name, x in UNKIND.to_dict().items() if defaults[name] is dataclasses.MISSING}
+    assert len(given) == 21
+    assert DecoderConfig.from_dict(given) == UNKIND
+    with pytest.raises(ConfigError, match=r"^decoder config: missing attention_output_bias$"):
+        DecoderConfig.from_dict({name: x for name, x in given.items() if name != "attention_output_bias"})
 
 
 @pytest.mark.parametrize("name", PRESETS)

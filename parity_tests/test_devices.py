@@ -19,7 +19,7 @@ def test_accelerator(name, kind):
         assert device in covered
         place = ladder.Place(name, device)
         ladder.check_product(place)
-        for config in CONFIGS.values():
+        for config in ladder.ALL.values():
             found_logits = ladder.load(config, place, "float32").logits(ladder.tokens(config), ladder.LEFT)
             expected = ladder.oracle_taps(config, "left")["logits"]
             ladder.assert_close(found_logits, expected, 30 * 2**-24, f"{place}")  # as in test_logits
@@ -35,10 +35,12 @@ def test_every_framework_has_the_cpu(place):
 
 
 @ladder.needs("torch")
-def test_torch_settings_of_the_caller_are_no_matter(config):
+@pytest.mark.parametrize("kind", [*CONFIGS, "everything"])
+def test_torch_settings_of_the_caller_are_no_matter(kind):
     """Gradients within no_grad and inference_mode, and beside another default device."""
     import torch
 
+    config = ladder.ALL[kind]
     ids, targets = ladder.tokens(config), ladder.targets(config)
     expected = ladder.load(config, ladder.cpu("torch")).loss_and_gradients(ids, targets)[1]
     for setting in (torch.no_grad(), torch.inference_mode(), torch.device("meta")):
@@ -49,10 +51,11 @@ def test_torch_settings_of_the_caller_are_no_matter(config):
 
 @ladder.needs("jax")
 @pytest.mark.parametrize("arithmetic", ["native", "exact"])
-def test_jax_promotion_of_the_caller_is_no_matter(config, arithmetic):
+@pytest.mark.parametrize("kind", [*CONFIGS, "everything"])
+def test_jax_promotion_of_the_caller_is_no_matter(kind, arithmetic):
     import jax
 
-    place = ladder.cpu("jax")
+    config, place = ladder.ALL[kind], ladder.cpu("jax")
     with jax.numpy_dtype_promotion("strict"):
         model = get_backend("jax").load(config, ladder.parameters(config), "float32", place.device, arithmetic)
         assert np.isfinite(model.logits(ladder.tokens(config))).all()

@@ -13,15 +13,19 @@ from urllib.parse import unquote
 import pytest
 
 from samelogits.backend import installed_backends
+from samelogits.checkpoints.families import Family, Rule
+from samelogits.checkpoints.families.registry import FAMILIES
+from samelogits.checkpoints.gguf_architectures import ARCHITECTURES
 from samelogits.cli import _parser, main
+from samelogits.config import DecoderConfig
 from samelogits.parameters import parameter_shapes
 from samelogits.presets import preset
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "cards" / "README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def blocks(text, language):
@@ -122,6 +126,27 @@ def test_extras_and_sessions_exist(path):
 def test_readme_lists_every_command():
     rows = re.findall(r"^\| `samelogits (\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(known_commands())
+
+
+def test_readme_lists_every_family():
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| (?:`([\w-]+)`)? *\| \[card\]\(docs/cards/(\w+)\.md\) \|$", text, re.MULTILINE
+    )
+    assert [name for name, _, _ in rows] == [card for _, _, card in rows] == list(FAMILIES)
+    assert {name for _, name, _ in rows if name} == set(ARCHITECTURES)
+    assert f"[{len(FAMILIES)} families](#families)" in text
+
+
+def test_guide_to_families_explains_every_field():
+    text = (ROOT / "docs" / "adding-a-family.md").read_text()
+    for kind in (Family, Rule):
+        section = text.partition(f"### The fields of `{kind.__name__}`\n")[2].partition("\n##")[0]
+        rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", " ".join(rows)) == [field.name for field in dataclasses.fields(kind)]
+    questions = text.partition("| question |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", " ".join(line.split("|")[2] for line in questions.splitlines()[2:])))
+    assert named <= {field.name for field in dataclasses.fields(DecoderConfig)}
 
 
 def test_readme_shows_a_report():

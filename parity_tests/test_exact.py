@@ -12,6 +12,7 @@ import pytest
 import samelogits
 from samelogits import exactness
 from samelogits.backend import get_backend
+from samelogits.checkpoints import MODELS
 from samelogits.errors import BackendError, InputError
 from samelogits.parameters import random_parameters
 from samelogits.schedule import AdamWSettings
@@ -19,6 +20,8 @@ from samelogits.schedule import AdamWSettings
 # Presets that differ in size alone are one kind.
 KINDS = {config: name for name, config in [*ladder.CONFIGS.items(), *((n, ladder.shrunk(n)) for n in ladder.PRESETS)]}
 KINDS = {name: config for config, name in KINDS.items()}
+TRAINED = [*KINDS, "everything"]
+KINDS |= ladder.ALL
 SETTINGS = AdamWSettings(learning_rate=1e-2, warmup_steps=5, total_steps=60)
 
 
@@ -95,7 +98,7 @@ def trained(config, place):
     return digest(model.parameters()), results, model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_one_set_of_trained_weights(kind, place):
     config = KINDS[kind]
     expected, expected_results, _ = trained(config, ladder.cpu("numpy"))
@@ -145,7 +148,7 @@ def test_the_table_decides_rightly(function):
     import make_hard_inputs
 
     inputs, results = table(function)
-    assert len(inputs) >= 400
+    assert len(inputs) >= (200 if function == "tanh" else 400)  # which is plain beyond 10 already
     true = make_hard_inputs.FUNCTIONS[function].true
     with mpmath.workprec(240):
         for x, y in list(zip(inputs, results, strict=True))[:: max(1, len(inputs) // 60)]:
@@ -171,7 +174,7 @@ def test_long_sums_are_cut_in_pieces(place):
 
 
 def test_the_shipped_fingerprint(place):
-    promised = (samelogits.checkpoints.MODELS / "shakespeare" / "fingerprint.txt").read_text().strip()
+    promised = (MODELS / "shakespeare" / "fingerprint.txt").read_text().strip()
     assert samelogits.fingerprint("shakespeare", place.backend, place.device) == promised
 
 

@@ -49,6 +49,13 @@ def _fan_out(x, n):
     return record(copies, (x, n), lambda *d: _fan_in_backwards(*d, *copies, x, n))
 
 
+def _plus_one(weight):
+    """1 + weight with more digits than it may have."""
+    from numpy_reference.tape import record
+
+    return record(weight.astype(np.float64) + 1, (weight,), lambda d: (d,))
+
+
 def _low_dropped(honest):
     def split(x):
         slices = honest(x)
@@ -120,6 +127,11 @@ CONTROLS = {
     "a native rotation": (native("rotate"), bits_of("llama")),
     "a native loss": (native("cross_entropy"), bits_of("llama")),
     "a native product": (native("attention_scores"), bits_of("llama")),
+    "a native choice of experts": (native("route"), bits_of("everything")),
+    "a native hyperbolic tangent": (primitive("tanh", np.tanh), bits_of("everything")),
+    "1 + weight, not rounded": (("exact", "plus_one", lambda honest: _plus_one), bits_of("everything")),
+    "a factor that isn't rounded first": (
+        ("exact", "as_float32", lambda honest: lambda value: value), bits_of("everything")),
     "a low slice left out": (
         ("exact_primitives", "split", _low_dropped), alone(test_exact.check_slices_are_integers)),
     "a sum without its grid": (primitive("total", lambda x: x.sum(axis=-1, keepdims=True)), bits_of("llama")),
@@ -144,7 +156,7 @@ CONTROLS = {
 def test_wrong_variants_are_caught(name, monkeypatch, record_property):
     (module, attribute, make), check = CONTROLS[name]
     check()
-    for each in ("exact_primitives", "exact", "optimizer"):
+    for each in ("exact_primitives", "exact", "exact_norms", "optimizer"):
         target = NUMPY.module(each)
         if each == module or (module == "exact_primitives" and hasattr(target, attribute)):
             monkeypatch.setattr(target, attribute, make(getattr(target, attribute)))

@@ -44,7 +44,7 @@ def numpy_features(wanted):
     return " ".join(name for name in core.__cpu_dispatch__ if core.__cpu_features__[name] and wanted(name))
 
 
-ALL = "gpt,tiny,llama"
+ALL = "gpt,tiny,everything"
 CASES = {
     "numpy, baseline instructions": Surroundings(
         "numpy", ALL, {"OPENBLAS_CORETYPE": "Prescott", "NPY_DISABLE_CPU_FEATURES": numpy_features(lambda name: True)}
@@ -148,7 +148,7 @@ def test_values_are_strewn_about_the_smallest(monkeypatch):
         sizes.append(np.abs(x).ravel())
         return honest(x)
 
-    for module in (primitives, ladder.cpu("numpy").module("exact")):
+    for module in (primitives, *map(ladder.cpu("numpy").module, ("exact", "exact_norms"))):
         monkeypatch.setattr(module, "rounded", keeping)
     model = exact_digest.load("numpy", "tiny")
     model.logits(ladder.tokens(exact_digest.GPT, exact_digest.SHAPE), exact_digest.MASK)

@@ -137,8 +137,9 @@ def check_orders(config, seed):
     assert [name for name, array in expected_of(config).items() if found[name] != array] == []
 
 
-def test_no_order_moves_a_bit(config):
-    for_all(8, lambda seed: check_orders(config, seed), seed=SEEDS)
+@pytest.mark.parametrize("kind", [*ladder.CONFIGS, "everything"])
+def test_no_order_moves_a_bit(kind):
+    for_all(8, lambda seed: check_orders(ladder.ALL[kind], seed), seed=SEEDS)
 
 
 # What surrounds a token. What is right is NumPy's of the tokens alone: one framework's bits are another's.
@@ -221,7 +222,11 @@ def check_all(check, model, reference, sizes, n):
 
 
 @pytest.mark.parametrize("check", [check_surroundings, check_chunks, check_gradients])
-def test_no_surroundings_move_a_bit(place, config, check):
+@pytest.mark.parametrize("kind", [*ladder.CONFIGS, "everything", "bloom"])
+def test_no_surroundings_move_a_bit(place, kind, check):
+    config = ladder.ALL[kind]
+    if place.backend == "jax" and kind not in ladder.CONFIGS:
+        pytest.skip("in JAX each shape compiles for seconds: the others stand for these")
     reference = load(config, ladder.cpu("numpy"))
     check_all(check, load(config, place), reference, sizes_for(place), 4 if place.backend == "jax" else 12)
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samelogits.checkpoints.gguf_file import gguf_name, half_split_rows, read_gguf
+from samelogits.checkpoints.families import turn_pairs
+from samelogits.checkpoints.gguf_file import read_gguf
 from samelogits.checkpoints.gguf_header import BLOCK_TYPES, read_header
 from samelogits.checkpoints.tensors import DTYPES
 from samelogits.config import DecoderConfig
@@ -34,7 +35,7 @@ CONFIG = DecoderConfig(
     d_ff=256,
     max_seq_len=64,
     norm="rms_norm",
-    norm_eps=float(np.float32(1e-5)),
+    norm_eps=1e-5,
     norm_placement="pre",
     final_norm=True,
     activation="silu",
@@ -42,6 +43,7 @@ CONFIG = DecoderConfig(
     position="rope",
     rope_theta=10000.0,
     attention_bias=False,
+    attention_output_bias=False,
     mlp_bias=False,
     tie_embeddings=True,
     dropout=0.0,
@@ -57,6 +59,18 @@ METADATA = {
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
     "llama.rope.freq_base": 10000.0,
     "llama.rope.dimension_count": 4,
+}
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+BLOCK = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
 NUMBERS = {block.name: block.number for block in BLOCK_TYPES.values()}
 
@@ -115,6 +129,15 @@ def gguf_bytes(metadata, tensors, magic=b"GGUF", version=3, n_tensors=None, n_en
     return head + bytes(-len(head) % alignment) + data
 
 
+def gguf_name(name):
+    """The name that llama.cpp gives to a canonical parameter."""
+    stem, kind = name.rsplit(".", 1)
+    if stem in TOP:
+        return f"{TOP[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{BLOCK[part]}.{kind}"
+
+
 def interleaved(rows, n_heads):
     """The row order of the file, spelled out: row 2i is dimension i of its head, row 2i + 1 is dimension i + H/2."""
     width = len(rows) // n_heads
@@ -158,7 +181,16 @@ def same_bits(found, expected):
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize(
-    "variant", [{}, {"tie_embeddings": False}, {"attention_bias": True}, {"mlp_bias": True}], ids=lambda v: str([*v])
+    "variant",
+    [
+        {},
+        {"tie_embeddings": False},
+        {"attention_bias": True},
+        {"attention_output_bias": True},
+        {"mlp_bias": True},
+        {"tie_embeddings": False, "head_bias": True},
+    ],
+    ids=lambda v: str([*v]),
 )
 def test_config_and_tensors_come_back_bit_for_bit(write, version, variant):
     config = dataclasses.replace(CONFIG, **variant)
@@ -204,6 +236,10 @@ def test_half_precision_keeps_its_dtype(write, parameters, dtype):
 
 
 # Rotary layout.
+
+
+def half_split_rows(rows, n_heads):
+    return turn_pairs(rows, n_heads, len(rows) // n_heads, to_half_split=True)
 
 
 def test_half_split_rows_on_the_smallest_example():
@@ -487,8 +523,8 @@ def without(key):
 
 
 FOREIGN = {
-    "architecture": (METADATA | {"general.architecture": "mamba"}, "expected 'llama', found 'mamba'"),
-    "no architecture": (without("general.architecture"), "expected 'llama', found nothing"),
+    "architecture": (METADATA | {"general.architecture": "mamba"}, "expected one of llama, granite"),
+    "no architecture": (without("general.architecture"), "found nothing"),
     "adapter": (METADATA | {"general.type": "adapter"}, "general.type: expected 'model', found 'adapter'"),
     "shard": (METADATA | {"split.count": 3}, "split.count"),
     "missing": (without("llama.block_count"), "llama.block_count: expected a whole number, found nothing"),
@@ -500,8 +536,11 @@ FOREIGN = {
     ),
     "unknown key": (METADATA | {"llama.attention.sliding_window": 512}, "'llama.attention.sliding_window'"),
     "experts": (METADATA | {"llama.expert_count": 8}, "llama.expert_count: expected 0, found 8"),
-    "rope scaling": (METADATA | {"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type"),
-    "rope factor": (METADATA | {"llama.rope.scaling.factor": 8.0}, "llama.rope.scaling.factor"),
+    "rope scaling": (METADATA | {"llama.rope.scaling.type": "mrope"}, "llama.rope.scaling.type"),
+    "rope scaling without factors": (METADATA | {"llama.rope.scaling.type": "longrope"}, "and its factors"),
+    "rope factor": (METADATA | {"llama.rope.scaling.factor": -8.0}, "llama.rope.scaling: rope_scaling.factor"),
+    "rope attention": (METADATA | {"llama.rope.scaling.attn_factor": 2.0}, "attn_factor: expected 1.0"),
+    "rope unknown": (METADATA | {"llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
     "partial rotary": (METADATA | {"llama.rope.dimension_count": 2}, "expected the head width 4, found 2"),
     "key length": (METADATA | {"llama.attention.key_length": 8}, "expected the head width 8, found 4"),
     "value length": (METADATA | {"llama.attention.value_length": 8}, "expected the head width 4, found 8"),
@@ -527,7 +566,7 @@ def test_foreign_metadata_is_refused_by_name(write, parameters, metadata, messag
 
 def test_all_tensor_faults_come_in_one_error(write, parameters):
     tensors = [tensor for tensor in stored(CONFIG, parameters) if tensor.name != "blk.0.attn_v.weight"]
-    tensors += [Stored("rope_freqs.weight", (2,), bytes(8)), Stored("blk.1.attn_v.bias", (8,), bytes(32))]
+    tensors += [Stored("rope_frequencies", (2,), bytes(8)), Stored("blk.1.attn_v.bias", (8,), bytes(32))]
     for tensor in tensors:
         if tensor.name == "blk.1.ffn_up.weight":
             tensor.shape = tensor.shape[::-1]
@@ -541,7 +580,10 @@ def test_all_tensor_faults_come_in_one_error(write, parameters):
         assert part in str(caught.value)
     with pytest.raises(CheckpointError) as caught:
         read_gguf(write(gguf_bytes(METADATA, [t for t in tensors if t.name != "blk.1.attn_v.bias"])))
-    for part in ("'rope_freqs.weight': expected plain rotary", "blk.1.ffn_up.weight: expected shape (256, 32), found"):
+    for part in (
+        "'rope_frequencies': not a tensor of this config",
+        "blk.1.ffn_up.weight: expected shape (256, 32), found",
+    ):
         assert part in str(caught.value)
 
 

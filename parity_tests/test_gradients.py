@@ -6,6 +6,7 @@ import pytest
 from ladder import UNKIND
 
 KINDS = {"-".join(map(str, row.values())): ladder.with_choices(row) for row in ladder.covering_rows(2)}
+KINDS |= ladder.FAMILIES
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import formulas
 import ladder
 import numpy as np
 import pytest
-from ladder import LLAMA, POST, UNKIND
+from ladder import FAMILIES, LLAMA, POST, UNKIND
 
 LAYERS = {
     "self_attn": {
@@ -27,7 +27,7 @@ LAYERS = {
             ("silu", True, True),
         )
     },
-    "block": {"pre": UNKIND, "post": POST, "pre rms": LLAMA, "post rms": replace(POST, norm="rms_norm")},
+    "block": {"pre": UNKIND, "post": POST, "pre rms": LLAMA, "post rms": replace(POST, norm="rms_norm"), **FAMILIES},
 }
 
 
@@ -58,7 +58,7 @@ def test_small_layer(place, kind):
 
         if "norm" in kind:
             config = replace(UNKIND, norm=kind)
-            layer = place.module("normalization").make_norm(config, ops, "a", load)
+            layer = place.module("normalization").make_norm(config, ops, "a", load, bias=True)
             expected = formulas.norm_layer(config, arrays, "a", x)
         elif kind == "Embedding":
             table = place.module("linear").Embedding(ops, "a", load, head=False).weight

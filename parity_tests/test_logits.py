@@ -6,13 +6,15 @@ from dataclasses import replace
 import ladder
 import numpy as np
 import pytest
-from ladder import CHOICES, LLAMA, PRESETS, UNKIND
+from ladder import CHOICES, FAMILIES, LLAMA, MASKS, PRESETS, SCALINGS, UNKIND
 
 from samelogits.taps import tap_names
 
 KINDS = {"-".join(map(str, row.values())): ladder.with_choices(row) for row in ladder.covering_rows(3)}
 KINDS |= {f"preset {name}": ladder.shrunk(name) for name in PRESETS}
 KINDS["square projections"] = ladder.square(UNKIND)
+KINDS |= {f"rotary {name}": replace(LLAMA, rope_scaling=scaling) for name, scaling in SCALINGS.items()}
+KINDS |= FAMILIES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,9 +22,10 @@ def test_every_activation(place, kind):
     ladder.check_taps(place, KINDS[kind])
 
 
-@pytest.mark.parametrize("mask_name", ladder.MASKS)
-def test_logits(place, config, mask_name):
-    ladder.check_logits(place, config, mask_name)
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("kind", [*ladder.CONFIGS, *FAMILIES])
+def test_logits(place, kind, mask_name):
+    ladder.check_logits(place, ladder.ALL[kind], mask_name)
 
 
 def test_kinds_cover_every_three_choices():
@@ -33,8 +36,9 @@ def test_kinds_cover_every_three_choices():
             assert tuple(zip(fields, values, strict=True)) in met
 
 
-def test_pads_are_unread(place, config):
-    ladder.check_pads_are_unread(place, config)
+@pytest.mark.parametrize("kind", [*ladder.CONFIGS, "gemma", "falcon"])
+def test_pads_are_unread(place, kind):
+    ladder.check_pads_are_unread(place, ladder.ALL[kind])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

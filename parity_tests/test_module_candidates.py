@@ -30,7 +30,9 @@ from samelogits.taps import no_tap, tap_names
 
 CONFIGS = {
     "llama": LLAMA,
-    "llama tied biased": dataclasses.replace(LLAMA, tie_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama tied biased": dataclasses.replace(
+        LLAMA, tie_embeddings=True, attention_bias=True, attention_output_bias=True, mlp_bias=True
+    ),
     "gpt2": GPT2,
     "gpt2 untied": dataclasses.replace(GPT2, tie_embeddings=False),
     "post": dataclasses.replace(GPT2, norm_placement="post", final_norm=False, position="sinusoidal"),

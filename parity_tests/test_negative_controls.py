@@ -5,17 +5,18 @@ A control first runs the check unbroken, where it must pass. The list of what wa
 
 import ast
 import functools
-import importlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import family_controls as family_controls  # registers its variants
 import ladder
 import numpy as np
 import pytest
-from ladder import LLAMA, UNKIND, Place, check_number, cpu
+from ladder import LLAMA, UNKIND, check_number, cpu
+from planting import BACKWARD, GRADIENTS, LOGITS, TAPS, VARIANTS, Site, variant
+
+from samelogits.parameters import BlockNorms
 
 GELU_TANH = replace(UNKIND, activation="gelu_tanh")
 RELU = replace(UNKIND, activation="relu")
@@ -23,44 +24,6 @@ WITH_DROPOUT = replace(UNKIND, dropout=0.3)
 ONES, ZEROS = np.ones(16), np.zeros(16)
 
 
-@dataclass
-class Site:
-    """Where a variant is planted: the framework's modules, and pytest's patcher."""
-
-    place: Place
-    patch: Any
-
-    def module(self, name: str) -> ModuleType:
-        return importlib.import_module(name) if "." in name else self.place.module(name)
-
-    def replace(self, target, attribute, new):
-        """Put new(old) in the place of an attribute. target: a module's name, or an object."""
-        owner = self.module(target) if isinstance(target, str) else target
-        self.patch.setattr(owner, attribute, new(getattr(owner, attribute)))
-
-    def operation(self, name, new):
-        """Put new(old) in the place of an operation."""
-        self.replace("native", name, new)
-
-
-VARIANTS = []
-
-
-def variant(title, framework, test, check, *arguments):
-    """Register a planting function. test: the test of the ladder whose check this is."""
-
-    def register(plant):
-        marks = ladder.needs("numpy" if framework == "all three" else framework)
-        name = f"{title} ({framework})"
-        VARIANTS.append(pytest.param(title, framework, test, check, arguments, plant, id=name, marks=marks))
-        return plant
-
-    return register
-
-
-TAPS = ("test_logits.test_every_activation", ladder.check_taps)
-LOGITS = ("test_logits.test_logits", ladder.check_logits)
-GRADIENTS = ("test_gradients.test_gradients", ladder.check_gradients)
 TRAINING = ("test_training.test_ten_steps", ladder.check_training)
 RULE = ("test_training.test_update_rule", ladder.check_optimizer)
 CACHE = ("test_cache.test_chunks_equal_one_pass", ladder.check_cache)
@@ -147,17 +110,8 @@ def _(site):
 
 @variant("post-norm for pre-norm", "torch", *LOGITS, UNKIND)
 def _(site):
-    names = ("input_layernorm", "post_attention_layernorm")
-
-    def build(old):
-        def init(block, config, ops, index, load):
-            old(block, config, ops, index, load)
-            block.config = replace(config, norm_placement="post")
-
-        return init
-
-    site.replace("block", "norm_names", lambda old: lambda config: names)
-    site.replace(site.module("block").Block, "__init__", build)
+    norms = BlockNorms(attention_sum="input_layernorm", feed_forward_sum="post_attention_layernorm")
+    site.replace("block", "block_norms", lambda old: lambda config: norms)
 
 
 # Positions and attention
@@ -181,12 +135,12 @@ def _(site):
 
 @variant("theta 10000 whatever the config says", "all three", *LOGITS, LLAMA)
 def _(site):
-    site.replace("samelogits.batch", "rotary_tables", lambda old: lambda p, d_head, theta: old(p, d_head, 10000.0))
+    site.replace("samelogits.batch", "rotary_tables", lambda old: lambda p, width, theta, *_: old(p, width, 10000.0))
 
 
 @variant("rotary positions from 1", "all three", *TAPS, LLAMA)
 def _(site):
-    site.replace("samelogits.batch", "rotary_tables", lambda old: lambda p, d_head, theta: old(p + 1, d_head, theta))
+    site.replace("samelogits.batch", "rotary_tables", lambda old: lambda p, *given: old(p + 1, *given))
 
 
 @variant("sines first, then cosines", "all three", *LOGITS, ladder.POST)
@@ -236,17 +190,19 @@ variant("padding is read", "numpy", "test_logits.test_pads_are_unread", ladder.c
 
 @variant("scale 1 / sqrt(d_model)", "numpy", *TAPS, UNKIND)
 def _(site):
-    site.operation("attention_scores", lambda old: lambda q, k: old(q, k) * math.sqrt(6 / 10))
+    site.operation("attention_scores", lambda old: lambda q, k, scale: old(q, k, scale) * math.sqrt(6 / 10))
 
 
 @variant("no scale", "jax", *TAPS, UNKIND)
 def _(site):
-    site.operation("attention_scores", lambda old: lambda q, k: old(q, k) * math.sqrt(q.shape[-1]))
+    site.operation("attention_scores", lambda old: lambda q, k, scale: old(q, k, 1.0))
 
 
 @variant("key heads tiled, not repeated", "torch", *TAPS, UNKIND)
 def _(site):
-    site.operation("attention_scores", lambda old: lambda q, k: old(q, k.repeat(1, 1, q.shape[2] // k.shape[2], 1)))
+    site.operation(
+        "attention_scores", lambda old: lambda q, k, *rest: old(q, k.repeat(1, 1, q.shape[2] // k.shape[2], 1), *rest)
+    )
 
 
 @variant("softmax over the queries", "torch", *TAPS, UNKIND)
@@ -361,9 +317,7 @@ variant("gradients of biases missing", "numpy", *GRADIENTS, UNKIND)(
 )
 
 
-@variant(
-    "tanh form's backward under the erf form", "numpy", "test_operations.test_backward", ladder.check_backward, "gelu"
-)
+@variant("tanh form's backward under the erf form", "numpy", *BACKWARD, "gelu")
 def _(site):
     native = site.module("native")
 
@@ -589,7 +543,8 @@ def _(site):
             q = native.rotate(native.split_heads(self.q_proj(x), config.n_heads), *batch.rotary)
             k = native.split_heads(self.k_proj(x), config.n_kv_heads)
             k, v = cache.append(self.index, k, native.split_heads(self.v_proj(x), config.n_kv_heads))
-            weights = native.attention_weights(native.attention_scores(q, k), batch.visible_BTS)
+            scores = native.attention_scores(q, k, config.score_scale(self.index))
+            weights = native.attention_weights(scores, batch.visible_BTS)
             return self.o_proj(native.merge_heads(native.attention_mix(weights, v)))
 
         return run

@@ -37,7 +37,7 @@ def test_rows_that_see_nothing(place, dtype):
 
 def test_grouped_queries_repeat_each_key_head(place):
     keys = np.array([10.0, 20.0]).reshape(1, 1, 2, 1)
-    scores = ladder.apply(place, "attention_scores", np.ones((1, 1, 4, 1)), keys)
+    scores = ladder.apply(place, "attention_scores", np.ones((1, 1, 4, 1)), keys, 1.0)
     assert scores.ravel().tolist() == [10, 10, 20, 20]
 
 
@@ -47,6 +47,23 @@ def test_rotary_pairs_are_halves(place):
     rotated = ladder.apply(place, "rotate", q, np.cos(angles), np.sin(angles))
     # Five decimals are given; the interleaved form begins with -1.14264.
     ladder.assert_close(rotated.ravel(), [-1.98411, 1.95990, 2.46238, 4.01980], 1e-5, "rotated", scale=1)
+
+
+def test_rotary_leaves_the_rest_alone(place):
+    """The first 2 R elements turn among themselves, whatever the width of the head."""
+    q = np.arange(1.0, 8.0).reshape(1, 1, 1, 7)
+    cos, sin = np.cos(np.array([[[1.0, 0.01]]])), np.sin(np.array([[[1.0, 0.01]]]))
+    found = ladder.apply(place, "rotate", q, cos, sin)
+    assert np.array_equal(found[..., :4], ladder.apply(place, "rotate", q[..., :4].copy(), cos, sin))
+    assert found[..., 4:].ravel().tolist() == [5, 6, 7]
+
+
+def test_ties_go_to_the_first_experts(place):
+    logits = np.array([1.0, 2.0, 1.0, 2.0, 1.0]).reshape(1, 1, 5)
+    for n_active, expected in ((1, [1]), (2, [1, 3]), (3, [0, 1, 3])):
+        routing = ladder.apply(place, "route", logits, n_active, True)
+        assert np.flatnonzero(routing).tolist() == expected
+        ladder.assert_close(routing.sum(), 1.0, ladder.EXACT, "sum")
 
 
 def test_causal_mask_of_a_chunk_ends_at_the_last_key(place):

@@ -83,7 +83,7 @@ def test_attention_of_the_first_text(place, block):
     attend = type(block.self_attn).forward.__globals__["scaled_dot_product_attention"]
     expected, weights = attend(*map(torch.tensor, (q, k, v)), torch.tril(torch.ones(7, 7)))
     ours = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
-    scores = ladder.apply(place, "attention_scores", *ours[:2])
+    scores = ladder.apply(place, "attention_scores", *ours[:2], ours[0].shape[-1] ** -0.5)
     found = ladder.apply(place, "attention_weights", scores, np.tril(np.ones((2, 7, 7), bool)))
     ladder.assert_close(found, weights.numpy(), ladder.EXACT, "weights")
     mixed = ladder.apply(place, "attention_mix", found, ours[2])

@@ -54,11 +54,14 @@ def test_the_outline_sees_what_it_should():
     """The comparison above is not of empty lists."""
     names = [name for name, _ in outline(FOLDERS["torch"] / "native.py")]
     assert names[:3] == ["prepare", "fan_out", "embed"]
-    assert len(names) == 20
+    assert len(names) == 28
     methods = [
         ("__init__", ["self", "config", "ops", "index", "load"]),
         ("__call__", ["self", "x_BTD", "batch", "cache", "tap"]),
+        ("sequential", ["self", "x_BTD", "batch", "cache", "tap"]),
+        ("parallel", ["self", "x_BTD", "batch", "cache", "tap"]),
         ("normalize", ["self", "norm_name", "x_BTD", "tap"]),
+        ("addend", ["self", "site", "y_BTD", "batch"]),
     ]
     assert outline(FOLDERS["jax"] / "block.py") == [("Block", methods)]
 

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, tokenizer.json, and the byte-level BPE of GGUF metadata; expected ids are llama.cpp's."""
+"""Tokenizers: bytes, tokenizer.json, and the two kinds of GGUF metadata; expected ids are llama.cpp's."""
 
 import importlib.util
 import json
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samelogits.checkpoints.gguf_header import read_header
-from samelogits.checkpoints.tokenizers import ByteTokenizer, JsonTokenizer, byte_alphabet, gguf_tokenizer
+from samelogits.checkpoints.gguf_tokenizers import byte_alphabet, gguf_tokenizer
+from samelogits.checkpoints.tokenizers import ByteTokenizer, JsonTokenizer
 from samelogits.errors import CheckpointError, InputError
 
 LETTERS = sorted(byte_alphabet(), key=byte_alphabet().__getitem__)
@@ -83,6 +84,9 @@ def test_the_byte_alphabet_is_a_bijection_that_spells_a_space_as_g_with_a_dot():
         ("gpt-2", "   a", ["ĠĠ", "Ġa"]),
         ("gpt-2", "!! ", ["!!", "Ġ"]),
         ("gpt-2", "hello", ["hell", "o"]),
+        ("starcoder", "1234 12", ["1", "2", "3", "4", "Ġ", "1", "2"]),
+        ("falcon", "1234 12`", ["123", "4", "Ġ", "12", "`"]),
+        ("bloom", "!! 1234 a.b", ["!!", "Ġ", "1234", "Ġa", ".", "b"]),
         ("llama-bpe", "hello", ["hello"]),
     ],
 )
@@ -128,11 +132,100 @@ def test_ids_and_texts_outside_the_vocabulary_are_refused():
         short.encode("a\0")
 
 
+# SentencePiece's BPE from GGUF metadata.
+
+SCORED = {"▁": -3, "a": -4, "b": -5, "c": -6, "é": -7, "ab": -1, "bc": 0, "abc": -2, "▁a": -8, "aa": -9}
+SPARE = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def scored(**changes):
+    tokens = ["<unk>", "<s>", *SPARE, *SCORED, "ab c", "<x>", "<xx>"]
+    types = [2, 3, *[6] * 256, *[1] * len(SCORED), 4, 4, 4]
+    values = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": np.array([0] * 258 + [*SCORED.values()] + [0] * 3, np.float32),
+        "token_type": np.array(types, np.int32),
+    } | changes
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("text", "space", "expected"),
+    [
+        ("abc", False, ["abc"]),  # bc first, as its score is the highest, then a + bc
+        ("aab", False, ["a", "ab"]),
+        ("abab", False, ["ab", "ab"]),
+        ("aaa", False, ["aa", "a"]),  # equal scores: the first
+        ("a", True, ["▁a"]),
+        ("", True, []),
+        ("  b", False, ["▁", "▁", "b"]),
+        ("é", False, ["é"]),
+        ("ü", False, ["<0xC3>", "<0xBC>"]),
+        ("ab cab c", False, ["ab c", "ab c"]),  # user-defined ones are found first, with their spaces
+        ("a<xx>a<x", True, ["▁a", "<xx>", "▁a", "<0x3C>", "<0x78>"]),
+        ("<s><unk>", True, ["<s>", "<unk>"]),
+    ],
+)
+def test_scores_decide_what_is_merged(text, space, expected):
+    known = scored(add_space_prefix=space, add_bos_token=False)
+    tokens = known["tokenizer.ggml.tokens"]
+    assert [tokens[i] for i in gguf_tokenizer(known).encode(text)] == expected
+
+
+def test_defaults_of_sentencepiece():
+    assert gguf_tokenizer(scored()).encode("a") == [1, 266]
+    assert gguf_tokenizer(scored(bos_token_id=0, add_space_prefix=False)).encode("b") == [0, 260]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]))
+    | st.lists(st.sampled_from([*SCORED, *SPARE, " "])).map("".join)
+)
+def test_every_text_comes_back_from_sentencepiece(text):
+    for space in (True, False):
+        tokenizer = gguf_tokenizer(scored(add_space_prefix=space, add_bos_token=False))
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "llama"}, InputError, "tokenizer.ggml.model: expected gpt2, found 'llama'"),
-        ({"model": None}, InputError, "tokenizer.ggml.model: expected gpt2, found nothing"),
+        ({"scores": None}, CheckpointError, "tokenizer.ggml.scores: expected numbers, found nothing"),
+        ({"scores": np.zeros(3)}, CheckpointError, "tokenizer.ggml.scores: expected 271, found 3"),
+        ({"tokens": ["a", "a"]}, CheckpointError, "tokenizer.ggml.token"),
+        ({"token_type": np.full(271, 6)}, CheckpointError, "expected a byte like <0x0A>, found '<unk>'"),
+        ({"bos_token_id": 271}, CheckpointError, "tokenizer.ggml.bos_token_id: expected below 271, found 271"),
+        ({"add_space_prefix": 1}, CheckpointError, "tokenizer.ggml.add_space_prefix: expected true or false, found 1"),
+    ],
+)
+def test_broken_scores_are_refused_by_name(changes, error, message):
+    with pytest.raises(error) as caught:
+        gguf_tokenizer(scored(**changes), "model.gguf")
+    assert str(caught.value).startswith("model.gguf: ")
+    assert message in str(caught.value)
+
+
+def test_characters_and_ids_outside_the_scored_vocabulary_are_refused():
+    short = gguf_tokenizer(scored(token_type=np.ones(271, np.int32), add_bos_token=False, add_space_prefix=False))
+    with pytest.raises(InputError, match="found 'ü', byte 0xc3"):
+        short.encode("aü")
+    with pytest.raises(InputError, match="lone surrogate at 1"):
+        short.encode("a\ud800")
+    with pytest.raises(InputError, match="ids: expected ids of the vocabulary, found 271"):
+        short.decode([271])
+
+
+# What both kinds refuse.
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "bert"}, InputError, "tokenizer.ggml.model: expected gpt2 or llama, found 'bert'"),
+        ({"model": None}, InputError, "tokenizer.ggml.model: expected gpt2 or llama, found nothing"),
+        ({"model": ["llama"]}, InputError, "tokenizer.ggml.model: expected gpt2 or llama, found an array of 1"),
         ({"pre": "tekken"}, InputError, "found 'tekken'"),
         ({"pre": None}, InputError, "tokenizer.ggml.pre"),
         ({"pre": np.zeros(2)}, InputError, "tokenizer.ggml.pre"),

@@ -10,7 +10,11 @@ from ladder import LLAMA, SETTINGS, UNKIND
 from samelogits.errors import BackendError, ConfigError
 from samelogits.schedule import AdamWSettings, learning_rate
 
-TRAINED = {"gpt with dropout": replace(UNKIND, dropout=0.3), "llama": LLAMA}
+TRAINED = {
+    "gpt with dropout": replace(UNKIND, dropout=0.3),
+    "llama": LLAMA,
+    "everything": replace(ladder.EVERYTHING, dropout=0.2),
+}
 PLAIN = AdamWSettings(learning_rate=0.1, beta1=0.9, beta2=0.999, weight_decay=0.0, max_grad_norm=1e9)
 
 

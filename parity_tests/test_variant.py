@@ -81,8 +81,8 @@ def test_exchanges_nest_and_keep_their_state_apart():
         return lambda *given: calls.append(0) or right(*given)
 
     variant.exchange("attention_scores", counting)
-    variant.exchange("attention_scores", lambda right: lambda q, k: 2 * right(q, k))
-    variant.exchange("attention_scores", lambda right: lambda q, k: right(q, k) + 1)
+    variant.exchange("attention_scores", lambda right: lambda *a: 2 * right(*a))
+    variant.exchange("attention_scores", lambda right: lambda *a: right(*a) + 1)
     found, _ = taps_of(variant)
     assert [len(calls) for calls in seen] == [1, 1]
     expected = 2 * taps_of(variant_of(GPT))[0]["layers.0.self_attn.scores"] + 1

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from pytorch_impl import exact_primitives as primitives
+from pytorch_impl.exact_norms import layer_norm as layer_norm
+from pytorch_impl.exact_norms import rms_norm as rms_norm
+from pytorch_impl.exact_norms import rms_norm_wide as rms_norm_wide
 from pytorch_impl.exact_primitives import (
     Slices,
-    centred,
     differentiable,
     divide,
     exp,
-    inverse_root,
     log,
-    mean,
     minus,
     plus,
     product,
@@ -30,13 +30,12 @@ from pytorch_impl.exact_primitives import (
     split,
     times,
     total,
-    total64,
     total_by_id,
     wide,
 )
 from pytorch_impl.native import merge_heads as merge_heads  # nothing is computed there
 from pytorch_impl.native import split_heads as split_heads
-from samelogits.exactness import as_float32, power_from
+from samelogits.exactness import as_float32
 
 Gradients = Sequence[Tensor | None]
 
@@ -83,6 +82,36 @@ def multiply(x: Tensor, y: Tensor) -> Tensor:
     return times(x, y)
 
 
+@differentiable(lambda d, y, x, factor: (times(d, as_float32(factor)), None))
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x times a number, itself rounded to float32; rounded once."""
+    return times(x, as_float32(factor))
+
+
+@differentiable(lambda d, y, x, limit: (torch.where(x.abs() <= as_float32(limit), d, 0), None))
+def clip(x: Tensor, limit: float) -> Tensor:
+    """x held between -limit and limit."""
+    limit = as_float32(limit)
+    return x.clamp(-limit, limit)
+
+
+def _soft_cap_backward(d: Tensor, y: Tensor, x: Tensor, cap: float) -> Gradients:
+    tanh = primitives.tanh(times(x, 1 / cap))
+    return times(d, rounded(1 - wide(tanh) * tanh)), None
+
+
+@differentiable(_soft_cap_backward)
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """x / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
+    return times(primitives.tanh(times(x, 1 / cap)), cap)
+
+
+@differentiable(lambda d, y, weight: (d,))
+def plus_one(weight: Tensor) -> Tensor:
+    """1 + weight, rounded once."""
+    return plus(weight, 1.0)
+
+
 def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
     """x times 0 or 1 / (1 - rate); x itself outside training, where scale is None."""
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
@@ -114,33 +143,36 @@ def _rotate_backward(
 
 @differentiable(_rotate_backward)
 def rotate(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
-    """Rotary positions, half-split; both products are exact, their sum is rounded."""
+    """Rotary positions, half-split; both products are exact, their sum is rounded. Elements from 2 R on stay."""
     return _turn(x_BTNH, wide(cos_BTR), wide(sin_BTR))
 
 
 def _turn(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
     cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    first, second = wide(x_BTNH).chunk(2, dim=-1)
-    turned = torch.cat([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], dim=-1)
-    return rounded(turned)
+    R = cos_BTR.shape[-1]
+    first, second, rest = wide(x_BTNH).tensor_split((R, 2 * R), dim=-1)
+    turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+    return rounded(torch.cat([*turned, rest], dim=-1))
 
 
-def _attention_scores_backward(d_BNTS: Tensor, scores_BNTS: Tensor, q_BTNH: Tensor, k_BSKH: Tensor) -> Gradients:
+def _attention_scores_backward(
+    d_BNTS: Tensor, scores_BNTS: Tensor, q_BTNH: Tensor, k_BSKH: Tensor, scale: float
+) -> Gradients:
     B, N, T, S = d_BNTS.shape
-    K, H = k_BSKH.shape[2:]
-    d_BKXS = times(d_BNTS, 1 / math.sqrt(H)).reshape(B, K, N // K * T, S)
+    K = k_BSKH.shape[2]
+    d_BKXS = times(d_BNTS, scale).reshape(B, K, N // K * T, S)
     d_q_BKXH = product_over_keys(d_BKXS, k_BSKH.transpose(1, 2))
     d_k_BKSH = product_over_tokens(d_BKXS, _group(q_BTNH, K))
-    return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(1, 2)
+    return _ungroup(d_q_BKXH, N), d_k_BKSH.transpose(1, 2), None
 
 
 @differentiable(_attention_scores_backward)
-def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor) -> Tensor:
-    """q . k, rounded, times 1 / sqrt(H), rounded."""
-    B, T, N, H = q_BTNH.shape
+def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor, scale: float) -> Tensor:
+    """q . k, rounded, times scale, rounded."""
+    B, T, N, _ = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     products_BKXS = product(split(_group(q_BTNH, K)), split(k_BSKH.transpose(1, 2)))
-    return times(products_BKXS.reshape(B, N, T, S), 1 / math.sqrt(H))
+    return times(products_BKXS.reshape(B, N, T, S), scale)
 
 
 def _attention_weights_backward(
@@ -179,56 +211,17 @@ def attention_mix(weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
     return _ungroup(product_over_keys(weights_BKXS, v_BSKH.transpose(1, 2)), N)
 
 
-def _layer_norm_backward(
-    d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float
-) -> Gradients:
-    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
-    normal_BTD, inverse_BT1 = _normalize(centred(x_BTD), eps * (D / P) ** 2)
-    d_normal_BTD = times(d_BTD, weight_D)
-    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / P)
-    d_x_BTD = _normalize_backward(centred(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
-    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), _total_over_tokens(d_BTD), None
-
-
-@differentiable(_layer_norm_backward)
-def layer_norm(x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps), rounded, * weight + bias, rounded."""
-    D, P = x_BTD.shape[-1], power_from(x_BTD.shape[-1])
-    normal_BTD, _ = _normalize(centred(x_BTD), eps * (D / P) ** 2)
-    return rounded(wide(normal_BTD) * weight_D + wide(bias_D))
-
-
-def _rms_norm_backward(d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, weight_D: Tensor, eps: float) -> Gradients:
-    normal_BTD, inverse_BT1 = _normalize(wide(x_BTD), eps)
-    d_normal_BTD = times(d_BTD, weight_D)
-    along_BT1 = total64(wide(d_normal_BTD) * normal_BTD) * (1 / x_BTD.shape[-1])
-    d_x_BTD = _normalize_backward(wide(d_normal_BTD), along_BT1, normal_BTD, inverse_BT1)
-    return d_x_BTD, _total_over_tokens(wide(d_BTD) * normal_BTD), None
-
-
-@differentiable(_rms_norm_backward)
-def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps), rounded, * weight, rounded."""
-    normal_BTD, _ = _normalize(wide(x_BTD), eps)
-    return times(normal_BTD, weight_D)
-
-
-def _normalize(x_BTD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Float64 x over its root mean square, rounded, and the inverse of that root, float64 [B, T, 1]."""
-    D, narrow_BTD = x_BTD.shape[-1], rounded(x_BTD)
-    squares_BT1 = total64(wide(narrow_BTD) * narrow_BTD) + as_float32(D * eps)
-    inverse_BT1 = inverse_root(*mean(squares_BT1, D))
-    return rounded(x_BTD * inverse_BT1), inverse_BT1
-
-
-def _normalize_backward(d_BTD: Tensor, along_BT1: Tensor, normal_BTD: Tensor, inverse_BT1: Tensor) -> Tensor:
-    return rounded((d_BTD - wide(normal_BTD) * rounded(along_BT1)) * inverse_BT1)
-
-
 @differentiable(lambda d, y, x: (torch.where(x > 0, d, 0),))
 def relu(x: Tensor) -> Tensor:
     """max(x, 0)."""
     return x.clamp(min=0)
+
+
+@differentiable(lambda d, y, x: (torch.where(x > 0, times(d, 2 * x), 0),))
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)^2, rounded once."""
+    positive = x.clamp(min=0)
+    return times(positive, positive)
 
 
 @differentiable(lambda d, y, x: (times(d, primitives.gelu_slope(x)),))
@@ -249,6 +242,46 @@ def silu(x: Tensor) -> Tensor:
     return primitives.silu(x)
 
 
+def _route_backward(
+    d_BTE: Tensor, weights_BTE: Tensor, logits_BTE: Tensor, n_active: int, normalize: bool
+) -> Gradients:
+    probabilities_BTE, chosen_BTE = (
+        _softmax(logits_BTE),
+        logits_BTE.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) < n_active,
+    )
+    if normalize:
+        sum_BT1 = total(torch.where(chosen_BTE, probabilities_BTE, 0))
+        d_BTE = divide(minus(d_BTE, total(times(d_BTE, weights_BTE))), sum_BT1)
+    pulled_BTE = torch.where(chosen_BTE, times(d_BTE, probabilities_BTE), 0)
+    return minus(pulled_BTE, wide(times(probabilities_BTE, total(pulled_BTE)))), None, None
+
+
+@differentiable(_route_backward)
+def route(logits_BTE: Tensor, n_active: int, normalize: bool) -> Tensor:
+    """Softmax over experts, all but the n_active largest set to 0, the rest over their exact sum, rounded, or as is."""
+    chosen_BTE = logits_BTE.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) < n_active
+    kept_BTE = torch.where(chosen_BTE, _softmax(logits_BTE), 0)
+    return divide(kept_BTE, total(kept_BTE)) if normalize else kept_BTE
+
+
+def _softmax(logits_BTE: Tensor) -> Tensor:
+    parts_BTE = exp(minus(logits_BTE, logits_BTE.amax(dim=-1, keepdim=True)))
+    return divide(parts_BTE, total(parts_BTE))
+
+
+def _weigh_backward(d_BTD: Tensor, y_BTD: Tensor, x_BTD: Tensor, routing_BTE: Tensor, expert: int) -> Gradients:
+    along_BT = total(wide(d_BTD) * x_BTD)[..., 0]
+    d_routing_BTE = torch.zeros_like(routing_BTE)
+    d_routing_BTE[..., expert] = along_BT
+    return times(d_BTD, routing_BTE[..., expert, None]), d_routing_BTE, None
+
+
+@differentiable(_weigh_backward)
+def weigh(x_BTD: Tensor, routing_BTE: Tensor, expert: int) -> Tensor:
+    """An expert's output times its weight for each token, rounded once."""
+    return times(x_BTD, routing_BTE[..., expert, None])
+
+
 def _cross_entropy_backward(
     d: Tensor, loss: Tensor, logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor
 ) -> Gradients:
@@ -266,10 +299,6 @@ def cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Ten
     picked_BT = gaps_BTV.gather(-1, ids_BT[..., None])[..., 0]
     losses_BT = torch.where(counted_BT, minus(logs_BT, picked_BT), 0)
     return divide(total(losses_BT.reshape(-1))[0], counted_BT.sum())
-
-
-def _total_over_tokens(x_BTD: Tensor) -> Tensor:
-    return total(x_BTD.reshape(-1, x_BTD.shape[-1]).T)[:, 0]
 
 
 def _group(x_BTNH: Tensor, n_kv_heads: int) -> Tensor:

@@ -232,6 +232,11 @@ def log(x: Tensor) -> Tensor:
     return _correct("log", x, torch.log)
 
 
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent, correctly rounded."""
+    return _correct("tanh", x, torch.tanh)
+
+
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x), correctly rounded."""
     return _correct("silu", x, silu64)

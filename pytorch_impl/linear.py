@@ -1,4 +1,4 @@
-"""The two holders of a table of weights: linear and embedding."""
+"""The holders of weights: linear, embedding, and a bias alone."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -30,3 +30,12 @@ class Embedding(nn.Module):
         self.ops = ops
         self.weight = nn.Parameter(load(f"{name}.weight"))
         self.prepared = ops.prepare(self.weight) if head else None
+
+
+class Bias(nn.Module):
+    """The bias of a head whose weight is the embedding."""
+
+    def __init__(self, ops: ModuleType, name: str, load: Load):
+        super().__init__()
+        self.ops = ops
+        self.bias = nn.Parameter(load(f"{name}.bias"))

@@ -31,6 +31,26 @@ def multiply(x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x times a number, which is rounded to the dtype of x."""
+    return x * x.new_tensor(factor)
+
+
+def clip(x: Tensor, limit: float) -> Tensor:
+    """x held between -limit and limit."""
+    return x.clamp(-limit, limit)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap) (Bello et al., 2016)."""
+    return cap * torch.tanh(x / cap)
+
+
+def plus_one(weight: Tensor) -> Tensor:
+    """1 + weight, what some norms multiply by."""
+    return 1 + _wide(weight)
+
+
 def dropout(x_BTD: Tensor, scale_BTD: Tensor | None) -> Tensor:
     """x times 0 or 1 / (1 - rate); x itself outside training, where scale is None."""
     return x_BTD if scale_BTD is None else multiply(x_BTD, scale_BTD)
@@ -52,18 +72,19 @@ def merge_heads(x_BTNH: Tensor) -> Tensor:
 
 
 def rotate(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
-    """Rotary positions, half-split: element i turns together with element i + H / 2 (Su et al., 2021)."""
+    """Rotary positions, half-split: element i turns together with element i + R (Su et al., 2021); those from 2 R on
+    stay."""
     cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    first, second = x_BTNH.chunk(2, dim=-1)  # differs: axis-or-dim
-    return torch.cat([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R], dim=-1)
+    R = cos_BTR.shape[-1]
+    first, second, rest = x_BTNH.tensor_split((R, 2 * R), dim=-1)  # differs: axis-or-dim
+    return torch.cat([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R, rest], dim=-1)
 
 
-def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor) -> Tensor:
-    """q . k / sqrt(H), [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
-    K, H = k_BSKH.shape[-2:]
-    q_BTKGH = q_BTNH.unflatten(-2, (K, -1))
+def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor, scale: float) -> Tensor:
+    """q . k times scale, [B, N, T, S]; query head n reads key head n // (N / K) (Vaswani et al., 2017)."""
+    q_BTKGH = q_BTNH.unflatten(-2, (k_BSKH.shape[2], -1))
     scores_BKGTS = torch.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
-    return scores_BKGTS.flatten(1, 2) * (1 / math.sqrt(H))
+    return scores_BKGTS.flatten(1, 2) * scale
 
 
 def attention_weights(scores_BNTS: Tensor, visible_BTS: Tensor) -> Tensor:
@@ -82,21 +103,36 @@ def attention_mix(weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
     return torch.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).flatten(2, 3)
 
 
-def layer_norm(x_BTD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
+def layer_norm(x_BTD: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias, the variance biased (Ba et al., 2016)."""
-    return F.layer_norm(x_BTD, weight_D.shape, weight_D, bias_D, eps)
+    normal_BTD = F.layer_norm(_wide(x_BTD), x_BTD.shape[-1:], eps=eps)
+    if weight_D is not None:
+        normal_BTD = normal_BTD * _wide(weight_D)
+    if bias_D is not None:
+        normal_BTD = normal_BTD + _wide(bias_D)
+    return normal_BTD.to(x_BTD.dtype)
 
 
-def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x_BTD: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019); in 16 bits rounded before the weight."""
-    wide_BTD = _wide(x_BTD)
-    mean_square_BT1 = wide_BTD.square().mean(dim=-1, keepdim=True)
-    return (wide_BTD * torch.rsqrt(mean_square_BT1 + eps)).to(x_BTD.dtype) * weight_D
+    normal_BTD = _over_root_mean_square(x_BTD, eps).to(x_BTD.dtype)
+    return normal_BTD if weight_D is None else normal_BTD * weight_D.to(x_BTD.dtype)
+
+
+def rms_norm_wide(x_BTD: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
+    """rms_norm, in 16 bits rounded after the weight."""
+    normal_BTD = _over_root_mean_square(x_BTD, eps)
+    return (normal_BTD if weight_D is None else normal_BTD * _wide(weight_D)).to(x_BTD.dtype)
 
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0)."""
     return F.relu(x)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al., 2021)."""
+    return F.relu(x).square()
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -114,6 +150,21 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
+def route(logits_BTE: Tensor, n_active: int, normalize: bool) -> Tensor:
+    """Softmax over experts, all but the n_active largest set to 0, the rest made to add up to 1 or left as they are."""
+    probabilities_BTE = torch.softmax(_wide(logits_BTE), dim=-1)
+    chosen_BTA = logits_BTE.argsort(dim=-1, descending=True, stable=True)[..., :n_active]
+    kept_BTE = torch.zeros_like(probabilities_BTE).scatter(-1, chosen_BTA, probabilities_BTE.gather(-1, chosen_BTA))
+    if normalize:
+        kept_BTE = kept_BTE / kept_BTE.sum(dim=-1, keepdim=True)
+    return kept_BTE.to(logits_BTE.dtype)
+
+
+def weigh(x_BTD: Tensor, routing_BTE: Tensor, expert: int) -> Tensor:
+    """An expert's output times its weight for each token."""
+    return x_BTD * routing_BTE[..., expert, None]
+
+
 def cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Tensor:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
     log_probabilities_BTV = torch.log_softmax(_wide(logits_BTV), dim=-1)
@@ -124,3 +175,8 @@ def cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Ten
 def _wide(x: Tensor) -> Tensor:
     """At least float32: what norms, softmax and loss compute in when the model runs in 16 bits."""
     return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def _over_root_mean_square(x_BTD: Tensor, eps: float) -> Tensor:
+    wide_BTD = _wide(x_BTD)
+    return wide_BTD * torch.rsqrt(wide_BTD.square().mean(dim=-1, keepdim=True) + eps)

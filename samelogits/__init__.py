@@ -36,8 +36,8 @@ def load(
 ) -> Model:
     """A model from a checkpoint, in one framework.
 
-    source: a Hugging Face or canonical directory, a GGUF file, the name of a shipped model, "hf://owner/name",
-    "random:<preset>", or an opened checkpoint. backend: "torch", "jax", "numpy" or any registered one.
+    source: what open_checkpoint opens (a folder, a GGUF file, the name of a shipped model, "hf://owner/name",
+    "random:<preset>"), or an opened checkpoint. backend: "torch", "jax", "numpy" or any registered one.
     dtype: "float32", "float64" or "bfloat16" (torch and JAX). device: "cpu", "cuda:0", ... (default: the first).
     arithmetic: "native", the framework's own kernels, or "exact": float32 in which every operation has one right
     answer, so that all backends give the same bits (docs/exact-arithmetic.md). "exact-compact" gives them too, with 8

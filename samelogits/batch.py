@@ -14,7 +14,7 @@ import numpy as np
 from samelogits.config import DecoderConfig
 from samelogits.dropout import dropout_scales
 from samelogits.errors import InputError
-from samelogits.positions import rotary_tables, sinusoidal_table
+from samelogits.positions import alibi_table, rotary_tables, sinusoidal_table
 
 IGNORE_INDEX = -100
 
@@ -23,30 +23,55 @@ IGNORE_INDEX = -100
 class Batch:
     """What a decoder reads, as NumPy arrays. Each backend turns the arrays into its own.
 
-    tokens_BT: int64 ids. positions_BT: int64; a row's first real token is at 0.
-    visible_BTS: bool, key slot s may be read by query t.
-    rotary: cos and sin [B, T, H / 2] float32, or None. sinusoids_BTD: float32, or None.
+    tokens_BT: int64 ids. positions_BT: int64, rows of the learned table;
+    a row's first real token is at position_offset, which is 0 without one.
+    visible_BTS: bool, key slot s may be read by query t. near_BTS: the same within the sliding window, or None.
+    rotary, local_rotary: cos and sin [B, T, R / 2] float32, or None; the second are those of the sliding layers.
+    alibi_BNTS: float32 addends of the scores, or None. sinusoids_BTD: float32, or None.
     dropout: site to float32 factors [B, T, D]; empty outside training.
     """
 
     tokens_BT: Any
     positions_BT: Any
     visible_BTS: Any
+    near_BTS: Any | None
     rotary: tuple[Any, Any] | None
+    local_rotary: tuple[Any, Any] | None
+    alibi_BNTS: Any | None
     sinusoids_BTD: Any | None
     dropout: dict[str, Any]
 
     def convert(self, exact: Callable[[np.ndarray], Any], values: Callable[[np.ndarray], Any]) -> Batch:
         """The same batch in a framework's arrays. exact: for ids and flags; values: for numbers, in its dtype."""
-        rotary, sinusoids = self.rotary, self.sinusoids_BTD
+
+        def table(array: Any | None) -> Any | None:
+            return None if array is None else values(array)
+
+        def pair(arrays: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
+            return None if arrays is None else (values(arrays[0]), values(arrays[1]))
+
         return Batch(
             exact(self.tokens_BT),
             exact(self.positions_BT),
             exact(self.visible_BTS),
-            None if rotary is None else (values(rotary[0]), values(rotary[1])),
-            None if sinusoids is None else values(sinusoids),
+            None if self.near_BTS is None else exact(self.near_BTS),
+            pair(self.rotary),
+            pair(self.local_rotary),
+            table(self.alibi_BNTS),
+            table(self.sinusoids_BTD),
             {site: values(scale) for site, scale in self.dropout.items()},
         )
+
+    def visible(self, config: DecoderConfig, layer: int) -> Any:
+        """The visible_BTS of a layer."""
+        return self.near_BTS if layer in config.sliding_layers else self.visible_BTS
+
+    def turn(self, config: DecoderConfig, layer: int) -> tuple[Any, Any] | None:
+        """The rotary tables of a layer; None where it doesn't rotate."""
+        if layer in config.no_rope_layers:
+            return None
+        is_local = self.local_rotary is not None and layer in config.sliding_layers
+        return self.local_rotary if is_local else self.rotary
 
 
 @dataclass(frozen=True)
@@ -80,7 +105,8 @@ def prepare(
     B, T = tokens_BT.shape
     end = filled + T
     mask_BS = check_mask(attention_mask, (B, end))
-    positions_BT = np.maximum(np.cumsum(mask_BS, axis=1, dtype=np.int64) - 1, 0)[:, filled:]
+    key_positions_BS = np.maximum(np.cumsum(mask_BS, axis=1, dtype=np.int64) - 1, 0)
+    positions_BT = key_positions_BS[:, filled:]
     limit = config.position_limit
     if limit is not None and positions_BT.size and positions_BT.max() >= limit:
         raise InputError(f"tokens: expected at most max_seq_len {limit} positions, found {positions_BT.max() + 1}")
@@ -90,14 +116,32 @@ def prepare(
     visible_BTS = np.zeros((B, T, slots), bool)
     causal_TS = np.arange(end)[None, :] <= np.arange(filled, end)[:, None]
     visible_BTS[:, :, :end] = causal_TS[None] & mask_BS[:, None, :]
-    rotary = sinusoids = None
-    if config.position == "rope":
-        assert config.rope_theta is not None
-        rotary = rotary_tables(positions_BT, config.d_head, config.rope_theta)
-    elif config.position == "sinusoidal":
-        sinusoids = sinusoidal_table(positions_BT, config.d_model)
+    near_BTS = None
+    if config.sliding_window is not None:
+        behind_TS = np.arange(filled, end)[:, None] - np.arange(slots)[None, :]
+        near_BTS = visible_BTS & (behind_TS < config.sliding_window)
+    rotary = local_rotary = alibi_BNTS = sinusoids_BTD = None
+    if config.rope_theta is not None:
+        rotary = rotary_tables(positions_BT, config.rotated, config.rope_theta, config.rope_scaling)
+    if config.local_rope_theta is not None:
+        local_rotary = rotary_tables(positions_BT, config.rotated, config.local_rope_theta, config.local_rope_scaling)
+    if config.position == "alibi":
+        slots_BS = np.pad(key_positions_BS, [(0, 0), (0, slots - end)])
+        alibi_BNTS = alibi_table(config, positions_BT, slots_BS)
+    if config.position == "sinusoidal":
+        sinusoids_BTD = sinusoidal_table(positions_BT, config.d_model)
     dropout = {} if dropout_key is None else dropout_scales(config, (B, T), *dropout_key)
-    return Batch(tokens_BT, positions_BT, visible_BTS, rotary, sinusoids, dropout)
+    return Batch(
+        tokens_BT,
+        positions_BT + config.position_offset,
+        visible_BTS,
+        near_BTS,
+        rotary,
+        local_rotary,
+        alibi_BNTS,
+        sinusoids_BTD,
+        dropout,
+    )
 
 
 def check_ids(values: Any, name: str, vocab_size: int) -> np.ndarray:

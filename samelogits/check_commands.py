@@ -1,4 +1,4 @@
-"""The commands that compare: check, diagnose, record, explain, demo."""
+"""The commands that compare: check, verify, diagnose, record, explain, demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from samelogits.checkpoints import Checkpoint, open_checkpoint
 from samelogits.checkpoints.atomic import atomic_file, check_file
-from samelogits.console import DIFFERENT, NOT_PROVEN, SAME, add_input, count, names, read_tokens, say, show_progress
+from samelogits.console import (
+    DIFFERENT,
+    NOT_PROVEN,
+    SAME,
+    add_input,
+    add_model,
+    count,
+    names,
+    open_model,
+    read_tokens,
+    say,
+    show_progress,
+)
 from samelogits.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +36,7 @@ Command = Callable[..., argparse.ArgumentParser]
 WRITERS = ("json", "html", "markdown", "sarif", "junit")
 
 
-def add_commands(command: Command, model_help: str, default_model: str) -> None:
+def add_commands(command: Command, default_model: str) -> None:
     """Add the commands to the parser."""
 
     def add_reports(to: argparse.ArgumentParser) -> None:
@@ -49,7 +61,7 @@ def add_commands(command: Command, model_help: str, default_model: str) -> None:
         "compare a candidate with the reference, or the three implementations with each other",
         "check --candidate mine:forward --html report.html",
     )
-    check.add_argument("model", nargs="?", default=default_model, help=f"{model_help} (default {default_model})")
+    add_model(check, default_model)
     add_candidate(check, required=False)
     check.add_argument("--list-taps", action="store_true", help="print the names of this model's activations, and stop")
     check.add_argument("--no-diagnosis", action="store_true", help="do not look for the cause")
@@ -67,13 +79,24 @@ def add_commands(command: Command, model_help: str, default_model: str) -> None:
     add_reports(check)
     add_input(check)
 
+    verify = command(
+        "verify",
+        _verify,
+        "compare all implementations and transformers on a checkpoint, and write a card that says how well they agree",
+        "verify shakespeare --card card.json",
+    )
+    add_model(verify)
+    verify.add_argument("--card", metavar="FILE.json", help="also write the card, as JSON and as FILE.md beside it")
+    verify.add_argument("--device", help="for the backends that have it; the others run on their first")
+    add_input(verify)
+
     diagnose = command(
         "diagnose",
         _diagnose,
         "say which known mistake makes a candidate match, at length",
         "diagnose shakespeare --candidate mine:forward",
     )
-    diagnose.add_argument("model", help=model_help)
+    add_model(diagnose)
     add_candidate(diagnose, required=True)
     add_input(diagnose)
 
@@ -83,7 +106,7 @@ def add_commands(command: Command, model_help: str, default_model: str) -> None:
         "write what a model or candidate computes, to be compared elsewhere",
         "record shakespeare --candidate torch?dtype=bfloat16 -o recording.npz",
     )
-    record.add_argument("model", help=model_help)
+    add_model(record)
     add_candidate(record, required=True)
     record.add_argument("-o", "--output", required=True, metavar="FILE.npz", help=".npz or .safetensors")
     add_input(record)
@@ -123,7 +146,7 @@ def _check(options: argparse.Namespace) -> int:
         raise InputError(f"{named}: expected without --candidate, found beside it: its options stand in its name")
     if options.candidate is None and (options.name_map or options.precision or options.no_diagnosis):
         raise InputError("--name-map, --precision, --no-diagnosis: expected with --candidate, found without it")
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = open_model(options)
     if options.list_taps:
         say("\n".join(tap_names(checkpoint.config)))
         return SAME
@@ -155,8 +178,8 @@ def _given_tokens(options: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     return read_tokens(options, checkpoint) if given else None
 
 
-def _status(report: Report) -> int:
-    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(report.verdict, SAME)
+def _status(verdict: str) -> int:
+    return {"different function": DIFFERENT, "not proven": NOT_PROVEN}.get(verdict, SAME)
 
 
 def _finish(report: Report, options: argparse.Namespace) -> int:
@@ -175,7 +198,7 @@ def _finish(report: Report, options: argparse.Namespace) -> int:
     say(report.to_text())
     if getattr(options, "github", False):
         say(github_text(report))
-    return _status(report)
+    return _status(report.verdict)
 
 
 def _repeat(options: argparse.Namespace) -> str:
@@ -184,13 +207,32 @@ def _repeat(options: argparse.Namespace) -> str:
     for name in ("name_map", "precision", "prompt", "tokens"):
         if getattr(options, name, None) is not None:
             words += [f"--{name.replace('_', '-')}", getattr(options, name)]
+    if options.allow_pickle:
+        words.append("--allow-pickle")
     return shlex.join(words)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from samelogits.cards import check_card_path, make_card, write_card
+
+    if options.card:
+        check_card_path(Path(options.card))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # as in _run
+    progress = show_progress()
+    checkpoint = open_model(options)
+    tokens = _given_tokens(options, checkpoint)
+    card = make_card(checkpoint, options.model, tokens, options.device, progress=progress)
+    progress("")
+    if options.card:
+        write_card(card, Path(options.card))
+    say(card.to_markdown())
+    return _status(card.verdict)
 
 
 def _diagnose(options: argparse.Namespace) -> int:
     from samelogits.report.view import fit_words
 
-    report = _run(options, open_checkpoint(options.model))
+    report = _run(options, open_model(options))
     result = report.candidate
     assert result is not None
     lines = [f"{report.verdict}: {report.coverage}"]
@@ -210,7 +252,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     for undecided in result.undecided:
         lines.append(f"undecided: {undecided.code} {undecided.title}: {undecided.reason}; {undecided.decided_by}")
     say("\n".join(lines))
-    return _status(report)
+    return _status(report.verdict)
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -218,7 +260,7 @@ def _record(options: argparse.Namespace) -> int:
     from samelogits.checking.candidates import open_candidate, record
 
     check_file(Path(options.output), overwrite=True)
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = open_model(options)
     candidate = open_candidate(options.candidate, checkpoint, options.name_map, options.precision)
     probe = choose_probe(candidate, checkpoint.config, _given_tokens(options, checkpoint), None)
     recording = record(candidate, checkpoint.config, probe, Path(options.output), overwrite=True)
@@ -268,6 +310,7 @@ def _demo(options: argparse.Namespace) -> int:
     say(f"Planted {where}: {options.code.upper()}, {title}.\nThe checker is told nothing of it:\n")
     options.model, options.candidate = "shakespeare", str(path)
     options.name_map = options.precision = options.prompt = options.tokens = None
+    options.allow_pickle = False
     options.html = str(folder / "report.html")
     report = _run(options, checkpoint)
     _finish(report, options)

@@ -16,7 +16,7 @@ import numpy as np
 import samelogits
 from samelogits.backend import ARITHMETICS, DTYPES, Model, backend_names
 from samelogits.check_commands import add_commands
-from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
+from samelogits.checkpoints import FORMATS, Checkpoint, left_out, save_checkpoint
 from samelogits.checkpoints.atomic import atomic_file, check_directory, check_file
 from samelogits.console import (
     BAD_INPUT,
@@ -24,8 +24,10 @@ from samelogits.console import (
     FAULT,
     SAME,
     add_input,
+    add_model,
     count,
     names,
+    open_model,
     positive,
     read_tokens,
     say,
@@ -35,11 +37,6 @@ from samelogits.errors import InputError, SamelogitsError
 from samelogits.exactness import check_fingerprint
 
 DEFAULT_MODEL = "shakespeare"
-
-MODEL_HELP = (
-    "a Hugging Face or canonical folder, a .gguf file, hf://owner/name, random:<preset>, or a shipped model "
-    f"({', '.join(shipped_models()) or 'none'})"
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +68,7 @@ def _fail(message: str) -> int:
 
 def _logits(options: argparse.Namespace) -> int:
     check_file(Path(options.output), overwrite=True)
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = open_model(options)
     tokens = read_tokens(options, checkpoint)
     logits_BTV = _load(options, checkpoint, options.backend).logits(tokens)
     with atomic_file(Path(options.output), overwrite=True) as file:
@@ -82,7 +79,7 @@ def _logits(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = open_model(options)
     tokens = read_tokens(options, checkpoint)
     model = _load(options, checkpoint, options.backend)
     count = 0
@@ -113,7 +110,7 @@ def _generate(options: argparse.Namespace) -> int:
 def _walk(options: argparse.Namespace) -> int:
     from samelogits.walk import walk
 
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = open_model(options)
     tokens = read_tokens(options, checkpoint)
     models = [_load(options, checkpoint, name) for name in options.backends or ["numpy"]]
     try:
@@ -125,7 +122,9 @@ def _walk(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = open_model(options)
+    if lost := left_out(checkpoint, options.to):
+        print(f"{options.output}: {options.to} can't hold {', '.join(lost)}", file=sys.stderr)
     save_checkpoint(checkpoint, options.output, options.to)
     say(f"{options.output}: {options.to}, {len(checkpoint.tensors)} tensors from {checkpoint.source}")
     return SAME
@@ -134,7 +133,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _info(options: argparse.Namespace) -> int:
     from samelogits.info import describe
 
-    say(describe(open_checkpoint(options.model), show_progress()))
+    say(describe(open_model(options), show_progress()))
     return SAME
 
 
@@ -185,7 +184,7 @@ def _train(options: argparse.Namespace) -> int:
 def _fingerprint(options: argparse.Namespace) -> int:
     if options.verify is not None:
         check_fingerprint(options.verify)
-    found = samelogits.fingerprint(options.model, options.backend, options.device)
+    found = samelogits.fingerprint(open_model(options), options.backend, options.device)
     say(found)
     if options.verify in (None, found):
         return SAME
@@ -249,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
             help="exact: the same bits everywhere (docs/exact-arithmetic.md)",
         )
 
-    add_commands(command, MODEL_HELP, DEFAULT_MODEL)
+    add_commands(command, DEFAULT_MODEL)
 
     logits = command(
         "logits",
@@ -257,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
         "compute logits and write them as a .npy file",
         "logits shakespeare --prompt 'To be' -o logits.npy",
     )
-    logits.add_argument("model", help=MODEL_HELP)
+    add_model(logits)
     add_backend(logits)
     add_input(logits)
     logits.add_argument("-o", "--output", required=True, metavar="OUT.npy")
@@ -265,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     generate = command(
         "generate", _generate, "continue a prompt", "generate shakespeare --prompt 'ROMEO:' --temperature 0.8 --seed 1"
     )
-    generate.add_argument("model", help=MODEL_HELP)
+    add_model(generate)
     add_backend(generate)
     add_input(generate)
     generate.add_argument("--max-new-tokens", type=count, default=64, metavar="N")
@@ -281,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
         "show the data's way from token ids to next-token probabilities",
         "walk shakespeare --prompt 'To be'",
     )
-    walk.add_argument("model", help=MODEL_HELP)
+    add_model(walk)
     walk.add_argument(
         "--backend", "--backends", dest="backends", type=names, metavar="A,B", help="side by side (default numpy)"
     )
@@ -291,12 +290,12 @@ def _parser() -> argparse.ArgumentParser:
     convert = command(
         "convert", _convert, "write a checkpoint in another format", "convert model.gguf --to huggingface -o folder"
     )
-    convert.add_argument("model", help=MODEL_HELP)
-    convert.add_argument("--to", required=True, choices=("canonical", "huggingface"))
+    add_model(convert)
+    convert.add_argument("--to", required=True, choices=FORMATS)
     convert.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new or empty folder")
 
     info = command("info", _info, "describe a checkpoint and count odd values in its weights", "info shakespeare")
-    info.add_argument("model", help=MODEL_HELP)
+    add_model(info)
 
     fingerprint = command(
         "fingerprint",
@@ -304,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
         "compute the model's fingerprint: the same string on every backend and device",
         "fingerprint shakespeare --backend torch",
     )
-    fingerprint.add_argument("model", help=MODEL_HELP)
+    add_model(fingerprint)
     fingerprint.add_argument("--backend", default="torch", help=", ".join(backend_names()))
     fingerprint.add_argument("--device", help="cpu, cuda:0, ... (default: the backend's first)")
     fingerprint.add_argument(

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.checkpoints import Checkpoint
+from samelogits.checkpoints import Checkpoint, open_checkpoint, shipped_models
 from samelogits.errors import InputError
 
 SAME, DIFFERENT, BAD_INPUT, NOT_PROVEN, FAULT = 0, 1, 2, 3, 70
+MODEL_HELP = (
+    "a folder (Hugging Face, canonical, Meta, state dict or Orbax), a .gguf file, hf://owner/name, random:<preset>, a "
+    f"nanoGPT or minGPT pickle, or a shipped model ({', '.join(shipped_models()) or 'none'})"
+)
 
 
 def say(text: str) -> None:
@@ -57,6 +61,24 @@ def show_progress() -> Callable[[str], None]:
             print(text, file=sys.stderr, flush=True)
 
     return show
+
+
+def add_model(to: argparse.ArgumentParser, default: str | None = None) -> None:
+    """The model that a command works on; optional if there is a default."""
+    if default is None:
+        to.add_argument("model", help=MODEL_HELP)
+    else:
+        to.add_argument("model", nargs="?", default=default, help=f"{MODEL_HELP} (default {default})")
+    to.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read weights from a pickle (.pt, .pth, .bin), by PyTorch's loader that runs nothing of it",
+    )
+
+
+def open_model(options: argparse.Namespace) -> Checkpoint:
+    """The checkpoint that add_model's options name."""
+    return open_checkpoint(options.model, allow_pickle=options.allow_pickle)
 
 
 def add_input(to: argparse.ArgumentParser) -> None:

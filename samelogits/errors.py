@@ -1,6 +1,12 @@
 """The errors that a user of the package can meet. Each message is one line: what was expected, what was found."""
 
 
+def shown(value: object, limit: int = 80) -> str:
+    """The value as one short line for an error message."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 class SamelogitsError(ValueError):
     """Base of every error raised for bad input; the command line turns it into one line and exit status 2."""
 

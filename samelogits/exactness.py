@@ -25,7 +25,7 @@ LOW = 2.0**19
 # A sum's terms become integers of so many units of a power of two above the largest.
 SUM_GRID = 2.0**36
 MAX_TERMS = 2**16  # with more, a partial sum of the largest slices might not fit float64's 53 bits
-FUNCTIONS = ("exp", "log", "silu", "silu_slope", "gelu", "gelu_slope", "gelu_tanh", "gelu_tanh_slope")
+FUNCTIONS = ("exp", "log", "tanh", "silu", "silu_slope", "gelu", "gelu_slope", "gelu_tanh", "gelu_tanh_slope")
 EXPONENT_BITS = 0x7FF0000000000000  # of a float64: all else cleared, what remains is the power of two below it
 
 

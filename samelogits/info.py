@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from samelogits.checkpoints import Checkpoint
+from samelogits.config import DecoderConfig
 from samelogits.parameters import parameter_shapes
+
+
+def distinct_fields(config: DecoderConfig) -> dict[str, Any]:
+    """The config's fields, without those that only say that the model lacks something."""
+    plain = {each.name: each.default for each in dataclasses.fields(config)}
+    return {name: value for name, value in config.to_dict().items() if value != plain[name]}
 
 
 def describe(checkpoint: Checkpoint, progress: Callable[[str], None] = lambda text: None) -> str:
@@ -19,7 +28,7 @@ def describe(checkpoint: Checkpoint, progress: Callable[[str], None] = lambda te
     lines += [f"  {key}: {value}" for key, value in checkpoint.metadata.items()]
     lines.append(f"  end tokens: {', '.join(map(str, checkpoint.eos_token_ids)) or 'none'}")
     lines.append("config")
-    lines += [f"  {key}: {value}" for key, value in checkpoint.config.to_dict().items()]
+    lines += [f"  {key}: {value}" for key, value in distinct_fields(checkpoint.config).items()]
     odd = {"not finite": 0, "subnormal": 0, "negative zero": 0}
     largest, largest_name = 0.0, ""
     parameters = checkpoint.parameters()

@@ -10,7 +10,8 @@ from samelogits.errors import ConfigError
 _SEED_RELU = DecoderConfig(
     vocab_size=1000, d_model=64, n_layers=2, n_heads=4, n_kv_heads=4, d_head=16, d_ff=192, max_seq_len=128,
     norm="layer_norm", norm_eps=1e-5, norm_placement="pre", final_norm=True, activation="relu", gated=False,
-    position="learned", rope_theta=None, attention_bias=True, mlp_bias=True, tie_embeddings=False, dropout=0.1,
+    position="learned", rope_theta=None, attention_bias=True, attention_output_bias=True, mlp_bias=True,
+    tie_embeddings=False, dropout=0.1,
 )  # fmt: skip
 
 _SEED_GELU = replace(
@@ -21,13 +22,15 @@ _SEED_GELU = replace(
 _GPT2 = DecoderConfig(
     vocab_size=50257, d_model=768, n_layers=12, n_heads=12, n_kv_heads=12, d_head=64, d_ff=3072, max_seq_len=1024,
     norm="layer_norm", norm_eps=1e-5, norm_placement="pre", final_norm=True, activation="gelu_tanh", gated=False,
-    position="learned", rope_theta=None, attention_bias=True, mlp_bias=True, tie_embeddings=True, dropout=0.1,
+    position="learned", rope_theta=None, attention_bias=True, attention_output_bias=True, mlp_bias=True,
+    tie_embeddings=True, dropout=0.1,
 )  # fmt: skip
 
 _LLAMA_TINY = DecoderConfig(
     vocab_size=256, d_model=96, n_layers=4, n_heads=4, n_kv_heads=2, d_head=32, d_ff=256, max_seq_len=256,
     norm="rms_norm", norm_eps=1e-5, norm_placement="pre", final_norm=True, activation="silu", gated=True,
-    position="rope", rope_theta=10000.0, attention_bias=False, mlp_bias=False, tie_embeddings=True, dropout=0.0,
+    position="rope", rope_theta=10000.0, attention_bias=False, attention_output_bias=False, mlp_bias=False,
+    tie_embeddings=True, dropout=0.0,
 )  # fmt: skip
 
 PRESETS: dict[str, DecoderConfig] = {

@@ -53,6 +53,7 @@ def _config(rng: np.random.Generator, family: str, length: int) -> DecoderConfig
     elif family == "seed":
         position = str(choose("learned", "sinusoidal"))
     post = family == "seed" and flip()
+    biased = flip(0.4) if family == "llama" else family == "gpt2" or flip(0.8)
     return DecoderConfig(
         vocab_size=int(rng.integers(60, 201)),
         d_model=d_model,
@@ -70,7 +71,8 @@ def _config(rng: np.random.Generator, family: str, length: int) -> DecoderConfig
         gated=family == "llama",
         position=position,
         rope_theta=theta,
-        attention_bias=flip(0.4) if family == "llama" else family == "gpt2" or flip(0.8),
+        attention_bias=biased,
+        attention_output_bias=biased,
         mlp_bias=flip(0.4) if family == "llama" else family == "gpt2" or flip(0.8),
         tie_embeddings=flip(),
         dropout=0.0 if family == "llama" else 0.1,

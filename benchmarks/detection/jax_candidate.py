@@ -18,9 +18,8 @@ from benchmarks.detection.jax_block import block, dropped
 from benchmarks.detection.jax_layers import as_bfloat16, factors, norm, position_ids, sinusoids, stored, wide
 from benchmarks.detection.jax_training import language_model_loss, make_optimizer
 from benchmarks.detection.jax_weights import load, storage
-from benchmarks.detection.planted import Planted
+from benchmarks.detection.planted import Planted, written
 from samelogits.checking.candidates.candidate import Output, to_numpy
-from samelogits.checking.catalogue import CATALOGUE
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
 from samelogits.schedule import AdamWSettings
@@ -39,7 +38,7 @@ class JaxCandidate:
     takes_mask = True
     probe: Probe | None = None
     complete = True  # run gives every tap
-    CODES = frozenset(CATALOGUE) - {"SL338", "SL966"}  # without 64 bits there are no float64 tables; torch's AMSGrad
+    CODES = written("jax") - {"SL338", "SL966"}  # without 64 bits there are no float64 tables; torch's AMSGrad
     training_tolerance = 1e-6  # optax's schedules and corrections are float32
 
     def __init__(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from samelogits.checking.catalogue import find
 from samelogits.config import DecoderConfig
 from samelogits.errors import InputError
 
 Place = int | str  # a layer's index, "stack" (embeddings and final norm), or "head"
+
+
+def written(framework: str) -> frozenset[str]:
+    """The codes that this framework's candidate has been written for: those that its files name."""
+    files = Path(__file__).parent.glob(f"{framework}_*.py")
+    return frozenset(code for file in files for code in re.findall(r'"(SL\d{3})"', file.read_text(encoding="utf-8")))
 
 
 class Planted:

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from benchmarks.detection import torch_attention, torch_block
-from benchmarks.detection.planted import Planted
+from benchmarks.detection.planted import Planted, written
 from benchmarks.detection.torch_block import Block, embed, head_output
 from benchmarks.detection.torch_norms import Norm
 from benchmarks.detection.torch_positions import position_ids, sinusoids
@@ -21,7 +21,6 @@ from benchmarks.detection.torch_precision import DTYPES, factors, residual, stor
 from benchmarks.detection.torch_training import language_model_loss, train
 from benchmarks.detection.torch_weights import Weights
 from samelogits.checking.candidates.candidate import Output, to_numpy
-from samelogits.checking.catalogue import CATALOGUE
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
 from samelogits.schedule import AdamWSettings
@@ -116,7 +115,7 @@ class TorchCandidate:
 
     takes_mask = True
     probe: Probe | None = None
-    CODES = frozenset(CATALOGUE) - {"SL968"}  # which is optax's
+    CODES = written("torch") - {"SL968"}  # which is optax's
     complete = True  # run gives every tap, if not fast
 
     def __init__(

@@ -70,12 +70,14 @@ def check_candidate(
     catalogue: Mapping[str, Mistake] = CATALOGUE,
     diagnose: bool = True,
     progress: Progress = lambda text: None,
+    seconds: float = 120.0,
 ) -> Report:
     """Compare a candidate's logits and taps with the reference's, and name the mistake if they are not the same.
 
     tokens, attention_mask: int [B, T]; by default a recording's own, or a probe of the checker's. precision: what the
     candidate computes in; by default what it says, or else what its arrays show. catalogue: mistakes by which a failure
-    may be explained. Raises CandidateError for output that can't be compared.
+    may be explained. seconds: for asking which of them a run inside its bounds would have shown. Raises CandidateError
+    for output that can't be compared.
     """
     started = time.monotonic()
     config = checkpoint.config
@@ -102,10 +104,10 @@ def check_candidate(
     judge = Judge(config, parameters, probe, output.taps, name)
     local = len(output.taps) > 1
     progress("reference with noise")
-    total_spreads = judge.spreads(local=False)
-    total = judge.scores(total_spreads)
-    local_spreads = judge.spreads(local=True) if local else total_spreads
-    scores = judge.scores(local_spreads)
+    if config.n_experts is not None:
+        judge.find_lost()
+    total_spreads, total = judge.measure(local=False)
+    local_spreads, scores = judge.measure(local=True) if local else (total_spreads, total)
     for tap in tap_names(config):
         if tap not in output.taps:
             result.missing.append(tap)
@@ -117,6 +119,13 @@ def check_candidate(
     result.logits = logit_statistics(output.logits.astype(np.float64), expected, probe.mask_BT, total["logits"])
     result.weights = {key: _hash(np.asarray(array, np.float32)) for key, array in parameters.items()}
     report.doubts += _doubts(output, expected, probe, result)
+    if lost := int((judge.lost.get("logits", ~probe.mask_BT) & probe.mask_BT).sum()):
+        left = int(probe.mask_BT.sum()) - lost
+        result.notes.append(
+            f"{lost} tokens rest on a choice of experts that rounding may change: their logits mean nothing"
+        )
+        if left < FEWEST:
+            report.doubts.append(f"the logits of {left} tokens could be judged: fewer than {FEWEST} show too little")
     report.stages.append(_stage(result, "logits", [tap for tap in result.taps if tap.name == "logits"]))
     report.stages.append(_stage(result, "taps", [tap for tap in result.taps if tap.name != "logits"]))
     failing = [tap for tap in result.taps if not tap.inside]
@@ -135,7 +144,7 @@ def check_candidate(
             if search.untried:
                 result.notes.append(f"{search.untried} reruns with known mistakes were left out for want of time")
     elif diagnose:
-        _note_undecided(report, judge, local, catalogue, progress)
+        _note_undecided(report, judge, local, catalogue, seconds, progress)
     if not failing and name == "float32":
         progress("exact arithmetic")
         result.same_bits = _has_exact_bits(output.logits, config, parameters, probe)
@@ -175,13 +184,13 @@ def choose_probe(candidate: Candidate, config: DecoderConfig, tokens: Any, atten
 
 
 def _note_undecided(
-    report: Report, judge: Judge, local: bool, catalogue: Mapping[str, Mistake], progress: Progress
+    report: Report, judge: Judge, local: bool, catalogue: Mapping[str, Mistake], seconds: float, progress: Progress
 ) -> None:
     """What a run inside its bounds could not have shown; a mistake that stands out of the noise all the same."""
     result = report.candidate
     assert result is not None
     window = _window(judge.config, local)
-    trials = try_all(judge, local, catalogue.values(), window, progress=progress)
+    trials = try_all(judge, local, catalogue.values(), window, seconds, progress)
     result.tried = len(trials)
     for trial in trials:
         m = trial.mistake
@@ -352,7 +361,8 @@ def operation_of(tap: str, config: DecoderConfig) -> str:
         return OPERATIONS[last]
     if last == "activated":
         return config.activation
-    return config.norm if "norm" in last else "linear"
+    norm = "rms_norm_wide" if config.norm_wide else config.norm
+    return norm if "norm" in last else "linear"
 
 
 def _window(config: DecoderConfig, local: bool) -> list[Place] | None:

@@ -274,10 +274,14 @@ class _Runner:
     def _real(self, activations: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What real tokens compute. Padding attends to nothing and means nothing, and its noise may be any size."""
         mask_BT = self.probe.mask_BT
-        visible_BTS = prepare(self.checkpoint.config, self.probe.tokens_BT, mask_BT).visible_BTS & mask_BT[:, :, None]
+        config = self.checkpoint.config
+        batch = prepare(config, self.probe.tokens_BT, mask_BT)
         for name, array in activations.items():
-            by_key = name.endswith((".scores", ".weights"))
-            activations[name] = np.where(visible_BTS[:, None], array, 0) if by_key else _blank(array, mask_BT)
+            if name.endswith((".scores", ".weights")):
+                visible_BTS = batch.visible(config, int(name.split(".")[1])) & mask_BT[:, :, None]
+                activations[name] = np.where(visible_BTS[:, None], array, 0)
+            else:
+                activations[name] = _blank(array, mask_BT)
         return activations
 
     def _continue(self, model: Model) -> tuple[np.ndarray, np.ndarray]:

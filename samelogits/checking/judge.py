@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,18 @@ from samelogits.checking.noise import PRECISIONS, disturb
 from samelogits.checking.places import Place, place_of
 from samelogits.checking.probe import Probe
 from samelogits.checking.rounding import ROUND
+from samelogits.checking.routing import lost_tokens, tied_tokens
 from samelogits.checking.scores import Score, Spread
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
-from samelogits.parameters import norm_names
+from samelogits.taps import block_end
 
 Array = np.ndarray
 Plant = Callable[[Variant], None]
 RUNS = 8  # with noise
+# A row whose error rests on one or two numbers is known badly after so few. What is off by no more than NEAR times the
+# limit is judged again by more.
+NEAR, MORE_RUNS = 2.0, 64
 
 
 def no_mistake(variant: Variant) -> None:
@@ -42,13 +47,19 @@ class Judge:
         precision: str,
     ):
         round_ = ROUND.get(precision, ROUND["float32"])
+        if config.embedding_scale is not None:  # which is rounded to the dtype of the run
+            config = replace(config, embedding_scale=float(round_(np.array(config.embedding_scale))))
         self.config, self.probe = config, probe
         self.taps = {name: np.asarray(array, np.float64) for name, array in taps.items()}
         self._own: dict[str, Array] = {}  # what the reference itself computes locally
+        # By tap, tokens that rest on a choice of experts which rounding may change, and where the candidate's is a tie.
+        self.lost: dict[str, Array] = {}
+        self._tied: dict[str, Array] = {}
         self.parameters = {name: round_(np.asarray(array, np.float64)) for name, array in parameters.items()}
         self.precision = PRECISIONS[precision]
-        visible = self.variant().batch.visible_BTS
-        self._visible = (visible & probe.mask_BT[:, :, None])[:, None]
+        batch = self.variant().batch
+        real_BT1 = probe.mask_BT[:, :, None]
+        self._visible = [(batch.visible(config, i) & real_BT1)[:, None] for i in range(config.n_layers)]
         # Padding may hold anything; as an input of a local comparison it must not spread.
         self.taps = {
             name: np.where(np.isfinite(array) | self.real(name, array), array, 0) for name, array in self.taps.items()
@@ -60,12 +71,16 @@ class Judge:
         plant(made)
         return made
 
-    def real(self, name: str, array: Array) -> Array:
-        """Which elements of a tap mean something: not padding, not what a query can't see."""
+    def real(self, name: str, array: Array, local: bool = True) -> Array:
+        """Which elements of a tap mean something: not padding, not what a query can't see, and not what follows from
+        an unsafe choice of experts, except locally where the candidate's own choices are known."""
+        knows_choices = local and all(router in self.taps for router in self.lost if router.endswith(".mlp.router"))
+        lost = (self._tied if knows_choices else self.lost).get(name)
         if name.endswith((".scores", ".weights")):
-            return np.broadcast_to(self._visible, array.shape)
-        mask_BT = self.probe.mask_BT
-        return np.broadcast_to(mask_BT.reshape(*mask_BT.shape, *[1] * (array.ndim - 2)), array.shape)
+            seen = self._visible[int(name.split(".")[1])]
+            return np.broadcast_to(seen if lost is None else seen & ~lost[:, None], array.shape)
+        real_BT = self.probe.mask_BT if lost is None else self.probe.mask_BT & ~lost
+        return np.broadcast_to(real_BT.reshape(*real_BT.shape, *[1] * (array.ndim - 2)), array.shape)
 
     def values(self, variant: Variant, local: bool, window: Iterable[Place] | None = None) -> dict[str, Array]:
         """What the variant computes at each tap: from its own inputs, or, locally, from the candidate's.
@@ -89,8 +104,10 @@ class Judge:
             return found
         touched = variant.touched()
         known = [place for place in window if self._own and place not in touched and self._settled(place)]
-        found |= {name: value for name, value in self._own.items() if place_of(name) in known}
         outputs = {i: self.taps.get(self.boundary(i)) for i in range(self.config.n_layers)}
+        if variant.ends_elsewhere:
+            known, outputs = [], {}
+        found |= {name: value for name, value in self._own.items() if place_of(name) in known}
         with np.errstate(all="ignore"):
             variant.run_window([place for place in window if place not in known], outputs, keep)
         if not touched and set(window) == set(variant.all_places):
@@ -106,8 +123,7 @@ class Judge:
 
     def boundary(self, layer: int) -> str:
         """The tap that a layer ends with."""
-        last = "residual_out" if self.config.norm_placement == "pre" else norm_names(self.config)[1]
-        return f"layers.{layer}.{last}"
+        return f"layers.{layer}.{block_end(self.config)}"
 
     def spreads(
         self,
@@ -122,7 +138,7 @@ class Judge:
         """Values and noise of each tap that the candidate has. each: called with the error of every noisy run."""
         values = self.values(self.variant(plant, places), local, window)
         found = {
-            name: Spread(value, self.real(name, value), self.precision, not name.endswith(".weights"))
+            name: Spread(value, self.real(name, value, local), self.precision, not name.endswith(".weights"))
             for name, value in values.items()
             if name in self.taps
         }
@@ -134,6 +150,27 @@ class Judge:
                     found[name].add(value)
                     each(name, value - found[name].reference)
         return found
+
+    def find_lost(self) -> None:
+        """Find the tokens that rest on a choice of experts which rounding may change."""
+
+        def noisy(seed: int) -> dict[str, Array]:
+            variant = self.variant()
+            disturb(variant, self.precision, seed)
+            return self.values(variant, local=False)
+
+        reference = self.values(self.variant(), local=False)
+        self._tied = tied_tokens(self.config, self.taps)
+        self.lost = lost_tokens(self.config, self.variant().batch, reference, map(noisy, range(RUNS)))
+
+    def measure(self, local: bool) -> tuple[dict[str, Spread], dict[str, Score]]:
+        """The noise of each tap, and the candidate's scores, by more runs where few would hardly refuse it."""
+        spreads = self.spreads(local=local)
+        scores = self.scores(spreads)
+        if 1 < max((score.share for score in scores.values()), default=0.0) < NEAR:
+            spreads = self.spreads(local=local, runs=MORE_RUNS)
+            scores = self.scores(spreads)
+        return spreads, scores
 
     def scores(self, spreads: Mapping[str, Spread]) -> dict[str, Score]:
         """The candidate's score at each tap."""

@@ -12,7 +12,8 @@ import numpy as np
 
 from numpy_reference.tape import record
 from samelogits.checking.variant import Variant
-from samelogits.positions import rotary_frequencies
+from samelogits.positions import alibi_slopes
+from samelogits.rotary import RopeScaling, rotary_frequencies
 
 Array = np.ndarray
 
@@ -109,7 +110,8 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         def wrap(operation: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any) -> Array:
                 y: Array = operation(*args)
-                whole = y if len(args) < 3 or args[2] is None else y - args[2]  # without linear's bias
+                bias = args[2] if len(args) > 3 else None
+                whole = y if bias is None else y - bias
                 steps = squares(operation, *args)
                 sums = length(*args) * p.inside**2 * (np.square(whole) / 3 + steps / 6)
                 return relative(y + uniform(y.shape) * np.sqrt(sums + 2 * p.factors**2 * steps), p.storage)
@@ -131,8 +133,8 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
     def linear_squares(operation: Any, x: Array, weight: Array, bias: Any = None, prepared: Any = None) -> Array:
         return np.maximum(operation(np.square(x), np.square(weight), None, None), 0)
 
-    def score_squares(operation: Any, q: Array, k: Array) -> Array:
-        return np.abs(operation(np.square(q), np.square(k))) / np.sqrt(q.shape[-1])
+    def score_squares(operation: Any, q: Array, k: Array, scale: float) -> Array:
+        return np.abs(operation(np.square(q), np.square(k), scale)) * scale
 
     def mix_squares(operation: Any, weights: Array, v: Array) -> Array:
         return np.maximum(operation(np.square(weights), np.square(v)), 0)
@@ -159,17 +161,36 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
 
         return run
 
+    def soft_cap(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Array, cap: float) -> Array:
+            return relative(relative(operation(relative(x, p.storage), cap), p.storage + TANH * p.inside), p.storage)
+
+        return run
+
     def rotate(operation: Callable[..., Any]) -> Callable[..., Any]:
-        frequencies = rotary_frequencies(variant.config.d_head, float(variant.config.rope_theta or 0))
-        angles = variant.batch.positions_BT[..., None] * frequencies
-        # A frequency is off at all positions alike, an angle at its own. Both are float32 in every precision.
-        off = angles * (uniform(frequencies.shape) + uniform(angles.shape)) * 2.0**-24
+        offs = {name: angles_off(*recipe) for name, recipe in recipes.items()}
 
         def run(x: Array, cos: Array, sin: Array) -> Array:
+            local = variant.batch.local_rotary
+            off = offs["local" if local is not None and cos is local[0] else "all"]
             turned = relative(cos - sin * off, p.storage), relative(sin + cos * off, p.storage)
             return relative(operation(x, *turned), p.storage)
 
         return run
+
+    def angles_off(theta: float, scaling: RopeScaling | None) -> Array:
+        positions_BT = variant.batch.positions_BT
+        frequencies = rotary_frequencies(variant.config.rotated, theta, scaling, int(positions_BT.max(initial=-1)) + 1)
+        angles = positions_BT[..., None] * frequencies
+        # A frequency is off at all positions alike, an angle at its own. Both are float32 in every precision.
+        return angles * (uniform(frequencies.shape) + uniform(angles.shape)) * 2.0**-24
+
+    def alibi(table: Array) -> Array:
+        """Many count from the first token, so that the roundings are those of a larger sum."""
+        slopes = alibi_slopes(variant.config.n_heads, float(variant.config.alibi_max or 0))
+        from_first = slopes[:, None, None] * variant.batch.positions_BT[:, None, None, :]
+        moved: Array = table + uniform(table.shape) * (p.storage * from_first)
+        return moved
 
     def sinusoids(table: Array) -> Array:
         """Made in float32 through exp(-x log 10000), whose exponent is off by its own size."""
@@ -188,18 +209,26 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         return run
 
     for names, wrap in (
-        (("add", "multiply"), stored),
+        (("add", "multiply", "scale", "plus_one", "relu_squared", "weigh"), stored),
+        ("soft_cap", soft_cap),
         ("linear", linear),
-        ("attention_scores", product(lambda q, k: q.shape[-1], score_squares)),
+        ("attention_scores", product(lambda q, k, scale: q.shape[-1], score_squares)),
         ("attention_mix", product(lambda weights, v: weights.shape[-1], mix_squares)),
         (("gelu", "gelu_tanh", "silu"), activation),
-        ("attention_weights", softmax),
-        (("layer_norm", "rms_norm"), norm),
+        (("attention_weights", "route"), softmax),
+        (("layer_norm", "rms_norm", "rms_norm_wide"), norm),
         ("cross_entropy", loss),
     ):
         variant.exchange(names, linked(wrap))
+    recipes: dict[str, tuple[float, RopeScaling | None]] = {}
     if variant.config.rope_theta is not None:
+        recipes["all"] = variant.config.rope_theta, variant.config.rope_scaling
+    if variant.config.local_rope_theta is not None:
+        recipes["local"] = variant.config.local_rope_theta, variant.config.local_rope_scaling
+    if recipes:
         variant.exchange("rotate", linked(rotate))
+    if variant.batch.alibi_BNTS is not None:
+        variant.batch = dataclasses.replace(variant.batch, alibi_BNTS=alibi(variant.batch.alibi_BNTS))
     if variant.batch.sinusoids_BTD is not None:
         variant.batch = dataclasses.replace(variant.batch, sinusoids_BTD=sinusoids(variant.batch.sinusoids_BTD))
     variant.places = places

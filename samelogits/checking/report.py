@@ -250,16 +250,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON values; infinite errors become the string "inf"."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, float) and not math.isfinite(value):
-                return str(value)
-            if isinstance(value, dict):
-                return {key: plain(item) for key, item in value.items()}
-            return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
         values = {"schema": SCHEMA_VERSION, "verdict": self.verdict, "passed": self.passed, "coverage": self.coverage}
-        return plain(values | dataclasses.asdict(self))
+        return as_json(values | dataclasses.asdict(self))
 
     def to_json(self) -> str:
         """The report as indented JSON text."""
@@ -277,7 +269,7 @@ class Report:
             from samelogits.report import candidate_text
 
             return candidate_text(self)
-        lines = [f"samelogits check: {self.source}", _describe(self.config)]
+        lines = [f"samelogits check: {self.source}", describe_config(self.config)]
         B, T = self.tokens_shape
         lines.append(f"tokens: {B} rows of {T}; reference: {self.reference}")
         lines += [f"{name} {version}, on {self.devices[name]}" for name, version in self.versions.items()]
@@ -296,7 +288,17 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
-def _describe(config: dict[str, Any]) -> str:
+def as_json(value: Any) -> Any:
+    """The value as JSON has it: tuples become lists, numbers that are not finite strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def describe_config(config: dict[str, Any]) -> str:
+    """The decoder in one line."""
     c = config
     return (
         f"decoder: {c['n_layers']} layers, width {c['d_model']}, {c['n_heads']} query and {c['n_kv_heads']} key/value "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -73,6 +73,7 @@ class Variant:
         self._given_batch = self.batch
         self.order: Sequence[int] = range(config.n_layers)  # the blocks that are run
         self.rules = Rules()
+        self.ends_elsewhere = False  # whether a block gives something else than the tap that the reference's ends with
         self._ops = {place: SimpleNamespace(**OPERATIONS) for place in self.all_places}
         self._blocks: dict[Place, type[Block]] = {}
 
@@ -80,6 +81,14 @@ class Variant:
     def layers(self) -> list[int]:
         """The layers in which changes act."""
         return [place for place in self.places if isinstance(place, int)]
+
+    def each_layer(self) -> Iterator[int]:
+        """The layers in which changes act, one after the other; meanwhile they act in that one alone."""
+        places = self.places
+        for layer in self.layers:
+            self.places = [layer]
+            yield layer
+        self.places = places
 
     def exchange(
         self, operations: str | Sequence[str], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -110,8 +119,10 @@ class Variant:
         return f"model.layers.{layer}.{suffix}"
 
     def rewire(self, block: type[Block]) -> None:
-        """Use another block."""
-        self._blocks |= dict.fromkeys(self.places, block)
+        """Use another block; what it doesn't define is that of the block before."""
+        for place in self.places:
+            before = self._blocks.get(place)
+            self._blocks[place] = block if before is None else type(block.__name__, (block, before), {})
 
     def touched(self) -> set[Place]:
         """The places at which this is not the reference."""
@@ -126,8 +137,8 @@ class Variant:
         return found
 
     @property
-    def norms(self) -> tuple[str, str]:
-        """Names of a block's two norms: attention's, and the feed-forward layer's."""
+    def norms(self) -> list[str]:
+        """Names of a block's norms, in data-flow order."""
         return norm_names(self.config)
 
     def decoder(self) -> Decoder:
@@ -172,4 +183,4 @@ class Variant:
 
 def _place_of_parameter(name: str) -> Place:
     match = _LAYER.match(name)
-    return int(match[1]) if match else "head" if name.startswith("lm_head") else "stack"
+    return int(match[1]) if match else "head" if name.startswith(("lm_head.", "model.embed_out.")) else "stack"

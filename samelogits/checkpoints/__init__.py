@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -12,28 +12,40 @@ from typing import Literal
 import numpy as np
 
 from samelogits.checkpoints.canonical import FORMAT, read_canonical, write_canonical
-from samelogits.checkpoints.checkpoint import Checkpoint, LazyTensors, tokenizer_loader
+from samelogits.checkpoints.checkpoint import Checkpoint, LazyTensors, no_tokenizer, tokenizer_loader
 from samelogits.checkpoints.folder import inside
+from samelogits.checkpoints.gpt_pickles import read_gpt
 from samelogits.checkpoints.hub import SCHEME, download
 from samelogits.checkpoints.huggingface import read_huggingface, write_huggingface
 from samelogits.checkpoints.json_file import read_json
-from samelogits.checkpoints.tensors import StoredTensor
+from samelogits.checkpoints.meta import PARAMS, read_meta, write_meta
+from samelogits.checkpoints.pickles import SUFFIXES, check_allowed
+from samelogits.checkpoints.tensors import DTYPES, StoredTensor
 from samelogits.config import DecoderConfig
 from samelogits.errors import CheckpointError, InputError
 from samelogits.parameters import parameter_shapes, random_parameters
 from samelogits.presets import preset
 
 MODELS = Path(__file__).parent.parent / "models"
-_WRITERS = {"canonical": write_canonical, "huggingface": write_huggingface}
+_WRITERS: dict[str, Callable[[Checkpoint, Path], None]] = {
+    "canonical": write_canonical,
+    "huggingface": write_huggingface,
+    "meta": write_meta,
+    "state_dict": partial(write_canonical, format="state_dict"),
+    "orbax": partial(write_canonical, format="orbax"),
+}
+FORMATS = tuple(_WRITERS)
 
-__all__ = ["Checkpoint", "open_checkpoint", "save_checkpoint", "shipped_models"]
+__all__ = ["FORMATS", "Checkpoint", "left_out", "open_checkpoint", "save_checkpoint", "shipped_models"]
 
 
-def open_checkpoint(source: str | Path) -> Checkpoint:
+def open_checkpoint(source: str | Path, allow_pickle: bool = False) -> Checkpoint:
     """The checkpoint that the source names; its tensors stay on the disk until they are read.
 
-    source: "random:<preset>[:seed]", the name of a shipped model, "hf://owner/name[@revision]", a folder of the
-    canonical or the Hugging Face format, or a .gguf file. "./name" is a folder even where a shipped model has the name.
+    source: "random:<preset>[:seed]", the name of a shipped model, "hf://owner/name[@revision]", a folder of any format
+    that save_checkpoint writes, a .gguf file, or a nanoGPT or minGPT pickle. "./name" is a folder even where a shipped
+    model has the name. allow_pickle: a pickle may be opened, by PyTorch's loader of weights alone; even that is a
+    parser that a hostile file could exploit.
     Raises CheckpointError for what is not a sound checkpoint, ConfigError or InputError for a malformed source.
     """
     if isinstance(source, str):
@@ -45,7 +57,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
             return replace(_open_folder(MODELS / source), source=source)
     path = Path(source)
     if os.path.isdir(path):  # unlike Path, it never raises
-        return _open_folder(path)
+        return _open_folder(path, allow_pickle)
     if path.suffix == ".gguf":
         from samelogits.checkpoints.gguf_file import read_gguf  # it may need the package gguf
 
@@ -57,13 +69,14 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{source}: expected the folder with the weights and their config.json, found a lone file"
         )
-    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
-        raise CheckpointError(f"{source}: expected safetensors or GGUF, found a pickle, not read as it can run code")
+    if path.suffix in SUFFIXES:
+        check_allowed(source, allow_pickle)
+        return read_gpt(path)
     raise CheckpointError(f"{source}: expected a folder or a .gguf file, found a file of another kind")
 
 
 def save_checkpoint(checkpoint: Checkpoint, directory: str | Path, format: str) -> None:
-    """Write the checkpoint as a folder of this format, "canonical" or "huggingface", whole or not at all.
+    """Write the checkpoint as a folder of this format, one of FORMATS, whole or not at all.
 
     Raises InputError for another format, CheckpointError where the format can't express the config or the folder
     has something in it.
@@ -71,6 +84,23 @@ def save_checkpoint(checkpoint: Checkpoint, directory: str | Path, format: str) 
     if format not in _WRITERS:
         raise InputError(f"format: expected one of {', '.join(_WRITERS)}, found {format!r}")
     _WRITERS[format](checkpoint, Path(directory))
+
+
+def left_out(checkpoint: Checkpoint, format: str) -> list[str]:
+    """What a folder of this format won't hold, in words; save_checkpoint refuses a config that it can't express."""
+    lost = []
+    stored = [fact.rpartition(" x ")[0] for fact in checkpoint.metadata.get("dtypes", "").split(", ")]
+    quantised = [dtype for dtype in stored if dtype not in DTYPES]
+    if checkpoint.format == "gguf" and quantised:
+        lost.append(f"{', '.join(quantised)} (written as F32)")
+    if format == "huggingface" and len(set(stored) & DTYPES.keys()) > 1:
+        lost.append("several dtypes (transformers loads all tensors in one)")
+    loses_bytes = format in ("huggingface", "meta") and checkpoint.tokenizer_source == "bytes"
+    if loses_bytes or (checkpoint.tokenizer_source is None and checkpoint.load_tokenizer is not no_tokenizer):
+        lost.append("the tokenizer")
+    if format == "meta" and checkpoint.eos_token_ids:
+        lost.append("the end tokens")
+    return lost
 
 
 def shipped_models() -> list[str]:
@@ -90,11 +120,14 @@ def trained_checkpoint(config: DecoderConfig, parameters: Mapping[str, np.ndarra
     )
 
 
-def _open_folder(path: Path) -> Checkpoint:
+def _open_folder(path: Path, allow_pickle: bool = False) -> Checkpoint:
     config = inside(path, "config.json")
-    if not os.path.exists(config):
-        raise CheckpointError(f"{path}: expected a folder with a config.json, found none in it")
-    return (read_canonical if read_json(config).get("format") == FORMAT else read_huggingface)(path)
+    if os.path.exists(config):
+        read = read_canonical if read_json(config).get("format") == FORMAT else read_huggingface
+        return read(path, allow_pickle)
+    if os.path.exists(inside(path, PARAMS)):
+        return read_meta(path, allow_pickle)
+    raise CheckpointError(f"{path}: expected a folder with a config.json or a {PARAMS}, found none in it")
 
 
 def _random(source: str) -> Checkpoint:

@@ -58,7 +58,8 @@ class LazyTensors(Mapping[str, StoredTensor]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """source: what the user named. format: "canonical", "huggingface", "gguf" or "random".
+    """source: what the user named. format: "canonical", "state_dict", "orbax", "huggingface", "meta", "gguf",
+    "nanogpt", "mingpt" or "random".
 
     tensors: canonical name to StoredTensor, in the order of parameter_shapes(config), read at each access.
     load_tokenizer: builds the tokenizer when asked, or raises InputError. eos_token_ids: tokens that end a text.

@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from samelogits.checkpoints.atomic import atomic_file
 from samelogits.checkpoints.checkpoint import Checkpoint
-from samelogits.checkpoints.json_file import open_regular, shown
-from samelogits.errors import CheckpointError
+from samelogits.checkpoints.json_file import open_regular
+from samelogits.checkpoints.safetensors_file import Entry
+from samelogits.checkpoints.tensors import DTYPES
+from samelogits.errors import CheckpointError, shown
 from samelogits.parameters import check_parameters
 
 
@@ -21,7 +25,7 @@ def inside(directory: Path, name: str) -> Path:
 
     A snapshot in a hub cache is a folder of links into the cache's blob folders, which count as inside.
     """
-    if not name or name in (".", "..") or set(name) & {"/", "\\", "\0", os.sep}:
+    if not name.isprintable() or name in ("", ".", "..") or set(name) & {"/", "\\", os.sep}:
         raise CheckpointError(f"{directory}: expected the plain name of a file in this folder, found {shown(name)}")
     home = Path(os.path.realpath(directory))
     homes = [home]
@@ -47,6 +51,16 @@ def tensor_facts(files: Mapping[str, Any], dtypes: list[str]) -> dict[str, str]:
     """Metadata of a checkpoint: its weight files, and how many tensors have each dtype."""
     counts = ", ".join(f"{dtype} x {count}" for dtype, count in Counter(dtypes).most_common())
     return {"files": ", ".join(files), "dtypes": counts}
+
+
+def same_bits(a: Entry, b: Entry) -> bool:
+    """Whether two tensors are the same, of a dtype that parameters have."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in DTYPES:
+        return False
+    bits = f"u{np.dtype(DTYPES[a.dtype]).itemsize}"
+    first, second = (np.ascontiguousarray(entry.read().array).view(bits) for entry in (a, b))
+    # The first row by itself: two tables that differ need not be read whole.
+    return np.array_equal(first[:1], second[:1]) and np.array_equal(first, second)
 
 
 def check_tensors(checkpoint: Checkpoint) -> set[str]:

@@ -1,85 +1,62 @@
-"""GGUF files of the Llama architecture, as llama.cpp writes them, in every quantisation that `gguf` dequantises."""
+"""GGUF files as llama.cpp writes them, in every quantisation that the package `gguf` dequantises."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from samelogits.checkpoints.checkpoint import Checkpoint
+from samelogits.checkpoints.checkpoint import Checkpoint, LazyTensors
+from samelogits.checkpoints.families import Part, tensor_parts
 from samelogits.checkpoints.folder import tensor_facts, token_ids
-from samelogits.checkpoints.gguf_header import BlockType, GGUFHeader, TensorInfo, Value, field, read_header, shorten
+from samelogits.checkpoints.gguf_architectures import ARCHITECTURES, Architecture, tensor_rules
+from samelogits.checkpoints.gguf_header import BlockType, GGUFHeader, TensorInfo, Value, read_header, shorten
+from samelogits.checkpoints.gguf_keys import ROPE_TENSORS, Keys, is_one_of, read_rope
+from samelogits.checkpoints.gguf_tokenizers import gguf_tokenizer
 from samelogits.checkpoints.tensors import DTYPES, StoredTensor
-from samelogits.checkpoints.tokenizers import gguf_tokenizer
 from samelogits.config import DecoderConfig
 from samelogits.errors import BackendError, CheckpointError, ConfigError
-from samelogits.parameters import parameter_shapes, raise_faults
+from samelogits.parameters import check_count, parameter_shapes, raise_faults
 
-Number = TypeVar("Number", int, float)
-
-# Canonical name to GGUF name, without ".weight" or ".bias".
-TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-BLOCK = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-ATTENTION_BIASES = tuple(f".{name}.bias" for name in ("attn_q", "attn_k", "attn_v", "attn_output"))
-MLP_BIASES = tuple(f".{name}.bias" for name in ("ffn_gate", "ffn_up", "ffn_down"))
-
-# Keys that become the config. Every other "llama." key would change the function, so it is refused.
-UNDERSTOOD = {
-    "llama.vocab_size",
-    "llama.context_length",
-    "llama.embedding_length",
-    "llama.block_count",
-    "llama.feed_forward_length",
-    "llama.attention.head_count",
-    "llama.attention.head_count_kv",
-    "llama.attention.key_length",
-    "llama.attention.value_length",
-    "llama.attention.layer_norm_rms_epsilon",
-    "llama.rope.freq_base",
-    "llama.rope.dimension_count",
-}
-# Keys that may stand there with the values under which they change nothing.
-HARMLESS: dict[str, tuple[Any, ...]] = {
-    "general.type": ("model",),
-    "split.count": (0, 1),
-    "llama.attention.causal": (True,),
-    "llama.expert_count": (0,),
-    "llama.expert_used_count": (0,),
-    "llama.rope.scaling.type": ("none",),
-    "llama.tensor_data_layout": ("Meta AI original pth",),
-}
+# Keys that concern every file, with the values under which it is one whole model.
+WHOLE: Mapping[str, tuple[Value, ...]] = {"general.type": ("model",), "split.count": (0, 1)}
 EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def read_gguf(path: str | Path) -> Checkpoint:
-    """A Llama checkpoint from a GGUF file, its weights dequantised at each access.
+    """A checkpoint from a GGUF file, its weights dequantised at each access.
 
-    F32, F16 and BF16 tensors keep their dtype; quantised ones become F32, for which the package `gguf` is needed. The
-    rows of q_proj and k_proj come back to the half-split rotary order. Raises CheckpointError naming every fault, and
-    BackendError where a quantisation needs another `gguf`.
+    F32, F16 and BF16 tensors keep their dtype; quantised ones become F32, for which the package `gguf` is needed. What
+    llama.cpp's converter did to the values is undone: the tensors are those of the model that was converted. Where the
+    file is silent, llama.cpp's reading of it stands. Raises CheckpointError naming every fault, and BackendError where
+    a quantisation needs another `gguf`.
     """
     header = read_header(path)
     where = str(path)
-    architecture = header.metadata.get("general.architecture")
-    if architecture != "llama":
-        raise CheckpointError(f"{where}: general.architecture: expected 'llama', found {shorten(architecture)}")
-    faults = _unsupported_keys(header.metadata)
-    config = _config(header, faults)
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{where}: general.architecture: expected one of {', '.join(ARCHITECTURES)}, found {shorten(name)}"
+        )
+    architecture = ARCHITECTURES[name]
+    faults = [
+        f"{key}: expected {' or '.join(map(repr, values))}, found {shorten(header.metadata[key])}"
+        for key, values in WHOLE.items()
+        if key in header.metadata and not is_one_of(header.metadata[key], values)
+    ]
+    config = _config(Keys(header, name, faults), architecture)
+    parts = {}
     if config is not None:
-        faults += _tensor_faults(config, header)
+        check_count(config, len(header.tensors), where)
+        # The converter permutes the layers without rotary positions too.
+        layout = replace(config, no_rope_layers=()) if architecture.pairs == "permuted" else config
+        rules = tensor_rules(architecture, fused="blk.0.attn_qkv.weight" in header.tensors)
+        parts = tensor_parts(rules, layout, architecture.pairs != "apart")
+        faults += _tensor_faults(parts, header, ROPE_TENSORS if config.position == "rope" else ())
     raise_faults(faults, where)
     assert config is not None
     for block in {info.type for info in header.tensors.values()}:
@@ -91,53 +68,41 @@ def read_gguf(path: str | Path) -> Checkpoint:
         source=where,
         format="gguf",
         config=config,
-        tensors=GGUFTensors(header, config),
+        tensors=_tensors(header, config, parts),
         load_tokenizer=partial(gguf_tokenizer, header.metadata, where),
         eos_token_ids=tuple(dict.fromkeys(token_ids(eos, config.vocab_size, f"{where}: {' and '.join(EOS_KEYS)}"))),
         metadata={"gguf version": str(header.version), **facts},
     )
 
 
-class GGUFTensors(Mapping[str, StoredTensor]):
-    """Canonical name to tensor. Each access reads, dequantises and reorders anew; nothing is kept."""
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of the file. Each read reads and dequantises anew; nothing is kept."""
 
-    def __init__(self, header: GGUFHeader, config: DecoderConfig):
-        self._header = header
-        self._infos = {name: header.tensors[gguf_name(name)] for name in parameter_shapes(config)}
-        self._heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}
+    header: GGUFHeader
+    info: TensorInfo
 
-    def __getitem__(self, name: str) -> StoredTensor:
-        tensor = _stored(self._header.read(self._infos[name]), self._infos[name])
-        heads = self._heads.get(name.split(".")[-2])
-        return tensor if heads is None else StoredTensor(tensor.dtype, half_split_rows(tensor.array, heads))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._infos)
-
-    def __len__(self) -> int:
-        return len(self._infos)
+    def read(self) -> StoredTensor:
+        data, block, shape = self.header.read(self.info), self.info.type, self.info.shape
+        if block.name in DTYPES:
+            return StoredTensor(block.name, data.view(DTYPES[block.name]).reshape(shape))
+        rows = data.reshape(-1, shape[-1] // block.values * block.bytes)
+        return StoredTensor("F32", _dequantise(rows, block).reshape(shape))
 
 
-def gguf_name(name: str) -> str:
-    """The name that llama.cpp gives to a canonical parameter."""
-    stem, kind = name.rsplit(".", 1)
-    if stem in TOP:
-        return f"{TOP[stem]}.{kind}"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{BLOCK[part]}.{kind}"
+def _tensors(header: GGUFHeader, config: DecoderConfig, parts: Mapping[str, Part]) -> LazyTensors:
+    readers = {}
+    for foreign, part in parts.items():
+        tensor = _Tensor(header, header.tensors[foreign])
+        for name in part.shapes:
+            # Weights that count from one are stored as what they multiply with.
+            from_one = config.norm_weight == "plus_one" and name.endswith("norm.weight")
+            readers[name] = partial(_less_one if from_one else part.take, name, tensor)
+    return LazyTensors({name: readers[name] for name in parameter_shapes(config)})
 
 
-def half_split_rows(rows: np.ndarray, n_heads: int) -> np.ndarray:
-    """Rows (n_heads x H, ...) from the interleaved rotary order (pairs 2i, 2i+1) to the half-split one (i, i + H/2)."""
-    pairs = rows.reshape(n_heads, -1, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _stored(data: np.ndarray, info: TensorInfo) -> StoredTensor:
-    if info.type.name in DTYPES:
-        return StoredTensor(info.type.name, data.view(DTYPES[info.type.name]).reshape(info.shape))
-    rows = data.reshape(-1, info.shape[-1] // info.type.values * info.type.bytes)
-    return StoredTensor("F32", _dequantise(rows, info.type).reshape(info.shape))
+def _less_one(name: str, tensor: _Tensor) -> StoredTensor:
+    return StoredTensor("F32", tensor.read().widen() - np.float32(1))
 
 
 def _dequantise(rows: np.ndarray, block: BlockType) -> np.ndarray:
@@ -158,85 +123,69 @@ def _dequantise(rows: np.ndarray, block: BlockType) -> np.ndarray:
     return values
 
 
-def _unsupported_keys(metadata: Mapping[str, Value]) -> list[str]:
-    faults = []
-    for key, value in metadata.items():
-        if key in HARMLESS:
-            if not isinstance(value, bool | int | str) or value not in HARMLESS[key]:
-                faults.append(f"{key}: expected {' or '.join(map(repr, HARMLESS[key]))}, found {shorten(value)}")
-        elif key.startswith("llama.") and key not in UNDERSTOOD:
-            faults.append(f"{shorten(key)}: expected no such key, which is not supported yet, found {shorten(value)}")
-    return faults
-
-
-def _config(header: GGUFHeader, faults: list[str]) -> DecoderConfig | None:
-    """The config that the metadata describes; if it describes none, None, and `faults` says why."""
-    metadata, tensors = header.metadata, header.tensors
-    known = len(faults)
-
-    def get(key: str, kind: type[Number], default: Number | None = None) -> Number:
-        try:
-            return field(metadata, f"llama.{key}", kind, default)
-        except CheckpointError as error:
-            faults.append(str(error))
-            return kind()
-
-    rows = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else None
-    vocab_size = get("vocab_size", int, rows)
-    d_model = get("embedding_length", int)
-    n_heads = get("attention.head_count", int)
-    # Where a key is missing, its default is llama.cpp's.
-    d_head = get("attention.key_length", int, d_model // n_heads if n_heads and not d_model % n_heads else None)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        width = get(key, int, d_head)
-        if width != d_head:
-            faults.append(f"llama.{key}: expected the head width {d_head}, found {width}")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) != vocab_size:
-        faults.append(f"tokenizer.ggml.tokens: expected {vocab_size} for the vocabulary, found {len(tokens)}")
-    values: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "d_model": d_model,
-        "n_layers": get("block_count", int),
-        "n_heads": n_heads,
-        "n_kv_heads": get("attention.head_count_kv", int, n_heads),
-        "d_head": d_head,
-        "d_ff": get("feed_forward_length", int),
-        "max_seq_len": get("context_length", int),
-        "norm_eps": get("attention.layer_norm_rms_epsilon", float),
-        "rope_theta": get("rope.freq_base", float, 10000.0),
-        "attention_bias": any(name.endswith(ATTENTION_BIASES) for name in tensors),
-        "mlp_bias": any(name.endswith(MLP_BIASES) for name in tensors),
-        "tie_embeddings": "output.weight" not in tensors,
-    }
-    if len(faults) > known:
+def _config(keys: Keys, architecture: Architecture) -> DecoderConfig | None:
+    """The config that the metadata describes; if it describes none, None, and the faults say why."""
+    known = len(keys.faults)
+    values = dict(architecture.constants) | _sizes(keys, architecture)
+    values |= architecture.derive(keys, values)
+    sound = len(keys.faults) == known
+    keys.finish()
+    if not sound:
         return None
     try:
-        return DecoderConfig(
-            **values,
-            norm="rms_norm",
-            norm_placement="pre",
-            final_norm=True,
-            activation="silu",
-            gated=True,
-            position="rope",
-            dropout=0.0,
-        )
+        return DecoderConfig(**values)
     except ConfigError as error:
-        faults.append(str(error))
+        keys.faults.append(str(error))
         return None
 
 
-def _tensor_faults(config: DecoderConfig, header: GGUFHeader) -> list[str]:
-    expected = {gguf_name(name): shape for name, shape in parameter_shapes(config).items()}
-    found = {name: info.shape for name, info in header.tensors.items()}
-    scaled = {"rope_freqs.weight": "expected plain rotary positions, found scaled ones, which are not supported yet"}
-    faults = [f"{name}: expected shape {shape}, found nothing" for name, shape in expected.items() if name not in found]
-    faults += [
-        f"{shorten(name)}: {scaled.get(name, 'not a tensor of this config')}" for name in found if name not in expected
+def _sizes(keys: Keys, architecture: Architecture) -> dict[str, Any]:
+    """What all architectures read alike. Where a key is missing, its default is llama.cpp's."""
+    embedding = keys.header.tensors.get("token_embd.weight")
+    vocab_size = keys.take("vocab_size", int, embedding.shape[0] if embedding else None)
+    d_model = keys.take("embedding_length", int)
+    n_heads = keys.take("attention.head_count", int)
+    max_seq_len = keys.take("context_length", int)
+    d_head = keys.take("attention.key_length", int, d_model // n_heads if n_heads and not d_model % n_heads else None)
+    if (width := keys.take("attention.value_length", int, d_head)) != d_head:
+        keys.fault("attention.value_length", f"the head width {d_head}", width)
+    tokens = keys.header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != vocab_size:
+        keys.faults.append(f"tokenizer.ggml.tokens: expected {vocab_size} for the vocabulary, found {len(tokens)}")
+    norm, weight = architecture.constants["norm"], architecture.constants.get("norm_weight", "plain")
+    rope: dict[str, Any] = {"rope_theta": None}
+    if architecture.constants["position"] == "rope":
+        rope = read_rope(keys, d_head, max_seq_len, whole=architecture.pairs == "permuted")
+    return {
+        "vocab_size": vocab_size,
+        "d_model": d_model,
+        "n_layers": keys.take("block_count", int),
+        "n_heads": n_heads,
+        "n_kv_heads": keys.take("attention.head_count_kv", int, n_heads),
+        "d_head": d_head,
+        "d_ff": keys.take("feed_forward_length", int),
+        "max_seq_len": max_seq_len,
+        "norm_eps": keys.take(f"attention.layer_norm{'_rms' if norm == 'rms_norm' else ''}_epsilon", float),
+        **rope,
+        "norm_bias": norm == "rms_norm" or weight == "none" or keys.has("output_norm.bias"),
+        "qk_norm": architecture.qk_norm if keys.has("blk.0.attn_q_norm.weight") else "none",
+        "attention_bias": keys.has_any(*(f".attn_{part}.bias" for part in ("q", "k", "v", "qkv"))),
+        "attention_output_bias": keys.has_any(".attn_output.bias"),
+        "mlp_bias": keys.has_any(*(f".ffn_{part}.bias" for part in ("gate", "up", "down"))),
+        "tie_embeddings": not keys.has("output.weight"),
+        "head_bias": keys.has("output.bias"),
+    }
+
+
+def _tensor_faults(parts: Mapping[str, Part], header: GGUFHeader, read: tuple[str, ...]) -> list[str]:
+    """What is missing, unknown or misshapen; `read`: tensors that are part of the config."""
+    found = {name: info.shape for name, info in header.tensors.items() if name not in read}
+    faults = [
+        f"{name}: expected shape {part.shape}, found nothing" for name, part in parts.items() if name not in found
     ]
+    faults += [f"{shorten(name)}: not a tensor of this config" for name in found if name not in parts]
     return faults + [
-        f"{name}: expected shape {shape}, found {found[name]}"
-        for name, shape in expected.items()
-        if found.get(name, shape) != shape
+        f"{name}: expected shape {part.shape}, found {found[name]}"
+        for name, part in parts.items()
+        if name in found and found[name] != part.shape
     ]

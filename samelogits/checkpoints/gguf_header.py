@@ -16,8 +16,8 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from samelogits.checkpoints.json_file import impostor, open_regular, shown
-from samelogits.errors import CheckpointError
+from samelogits.checkpoints.json_file import impostor, open_regular
+from samelogits.errors import CheckpointError, shown
 
 Value = bool | int | float | str | list[str] | np.ndarray
 T = TypeVar("T", bound=Value)

@@ -1,4 +1,4 @@
-"""Folders as transformers saves them: config.json, safetensors weights in one file or in shards, tokenizer.json."""
+"""Folders as transformers saves them: config.json, weights in one file or in shards, tokenizer.json."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any
 from samelogits.checkpoints.atomic import atomic_directory
 from samelogits.checkpoints.checkpoint import Checkpoint, tokenizer_loader
 from samelogits.checkpoints.families import Family
-from samelogits.checkpoints.families.gpt2 import GPT2
-from samelogits.checkpoints.families.llama import LLAMA
+from samelogits.checkpoints.families.registry import FAMILIES
 from samelogits.checkpoints.folder import check_tensors, copy_tokenizer, inside, tensor_facts, token_ids
-from samelogits.checkpoints.json_file import read_json, shown, write_json
-from samelogits.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
+from samelogits.checkpoints.json_file import read_json, write_json
+from samelogits.checkpoints.pickles import NOT_READ, SUFFIXES, PickleFile, check_allowed
+from samelogits.checkpoints.safetensors_file import Entry, SafetensorsFile, write_safetensors
+from samelogits.checkpoints.tensors import SPELLED
 from samelogits.config import DecoderConfig
-from samelogits.errors import CheckpointError
+from samelogits.errors import CheckpointError, shown
 from samelogits.parameters import raise_faults
 
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA)}
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NEAREST = 3  # families whose obstacles are told
+WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
-def read_huggingface(directory: Path) -> Checkpoint:
-    """The checkpoint in this folder, its tensors still on the disk. Any fault in the folder raises CheckpointError."""
+def read_huggingface(directory: Path, allow_pickle: bool = False) -> Checkpoint:
+    """The checkpoint in this folder, its tensors still on the disk. Any fault in the folder raises CheckpointError.
+
+    allow_pickle: pytorch_model.bin may be opened, where there is no safetensors file.
+    """
     path = inside(directory, "config.json")
     values = read_json(path)
     model_type = values.get("model_type")
@@ -34,8 +36,8 @@ def read_huggingface(directory: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: model_type: expected one of {', '.join(FAMILIES)}, found {shown(model_type)}")
     family = FAMILIES[model_type]
     config = family.read_config(values, str(path))
-    weights = _open_weights(directory)
-    entries = {name: entry for file in weights.values() for name, entry in file.entries.items()}
+    weights = _open_weights(directory, allow_pickle)
+    entries = {name: entry for file in weights.values() for name, entry in file.items()}
     tokenizer = inside(directory, "tokenizer.json")
     tokenizer_source = tokenizer if os.path.exists(tokenizer) else None
     return Checkpoint(
@@ -57,13 +59,14 @@ def write_huggingface(checkpoint: Checkpoint, directory: Path) -> None:
     something in it.
     """
     config = checkpoint.config
-    family = _family_for(config)
+    family = _family_for(checkpoint)
     dtypes = check_tensors(checkpoint)
     eos = list(checkpoint.eos_token_ids)
     values = family.write_config(config) | {
         # transformers loads every tensor in the one dtype that the config names.
-        "dtype": TORCH_DTYPES[_common_dtype(dtypes)],
+        "dtype": SPELLED[_common_dtype(dtypes)],
         "bos_token_id": None,
+        "pad_token_id": None,  # some families' default lies outside a small vocabulary
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
     }
     with atomic_directory(directory) as temporary:
@@ -72,14 +75,17 @@ def write_huggingface(checkpoint: Checkpoint, directory: Path) -> None:
         copy_tokenizer(checkpoint, temporary)
 
 
-def _family_for(config: DecoderConfig) -> Family:
-    reasons = []
-    for family in FAMILIES.values():
-        obstacles = family.obstacles(config)
+def _family_for(checkpoint: Checkpoint) -> Family:
+    """The family that the checkpoint was read from, if that can express its config, or the first that can."""
+    reasons: list[tuple[int, str]] = []
+    read_from = checkpoint.metadata.get("family")
+    for family in sorted(FAMILIES.values(), key=lambda family: family.model_type != read_from):
+        obstacles = family.obstacles(checkpoint.config)
         if not obstacles:
             return family
-        reasons.append(f"{family.model_type}: {', '.join(obstacles)}")
-    raise CheckpointError(f"config: expected one that a Hugging Face family can express, found: {'; '.join(reasons)}")
+        reasons.append((len(obstacles), f"{family.model_type}: {', '.join(obstacles)}"))
+    nearest = "; ".join(reason for _, reason in sorted(reasons)[:NEAREST])
+    raise CheckpointError(f"config: expected one that a Hugging Face family can express, nearest: {nearest}")
 
 
 def _common_dtype(dtypes: set[str]) -> str:
@@ -89,29 +95,41 @@ def _common_dtype(dtypes: set[str]) -> str:
     return "F64" if "F64" in dtypes else "F32"
 
 
-def _open_weights(directory: Path) -> dict[str, SafetensorsFile]:
-    """File name to opened file. The index must name each tensor of each shard, and nothing else."""
-    path, index_path = inside(directory, WEIGHTS), inside(directory, INDEX)
-    if os.path.exists(path) and os.path.exists(index_path):
-        raise CheckpointError(f"{directory}: expected {WEIGHTS} or {INDEX}, found both: one of them is stale")
-    if os.path.exists(path):
-        return {WEIGHTS: SafetensorsFile(path)}
-    if not os.path.exists(index_path):
-        pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
-        found = f"the pickle {pickles[0]}, which is not read as it can run code" if pickles else "neither"
-        raise CheckpointError(f"{directory}: expected {WEIGHTS} or {INDEX}, found {found}")
-    return _open_shards(directory, index_path)
+def _open_weights(directory: Path, allow_pickle: bool) -> dict[str, Mapping[str, Entry]]:
+    """File name to its entries. The index must name each tensor of each shard, and nothing else."""
+    for weights in (WEIGHTS, PICKLE):
+        path, index_path = inside(directory, weights), inside(directory, f"{weights}.index.json")
+        found = [name for name in (path, index_path) if os.path.exists(name)]
+        if len(found) == 2:
+            raise CheckpointError(
+                f"{directory}: expected {weights} or {index_path.name}, found both: one of them is stale"
+            )
+        if found:
+            if weights == PICKLE:
+                check_allowed(found[0], allow_pickle)
+            return {weights: _open_file(path)} if found == [path] else _open_shards(directory, index_path)
+    pickles = sorted(file.name for file in directory.iterdir() if file.suffix in SUFFIXES)
+    other = f"the pickle {pickles[0]}; {PICKLE} is {NOT_READ}" if pickles else "neither"
+    raise CheckpointError(f"{directory}: expected {WEIGHTS} or {WEIGHTS}.index.json, found {other}")
 
 
-def _open_shards(directory: Path, index_path: Path) -> dict[str, SafetensorsFile]:
+def _open_file(path: Path) -> Mapping[str, Entry]:
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path).entries
+    file = PickleFile(path)
+    return file.entries(file.values)
+
+
+def _open_shards(directory: Path, index_path: Path) -> dict[str, Mapping[str, Entry]]:
     where = read_json(index_path).get("weight_map")
+    suffix = Path(index_path.name.removesuffix(".index.json")).suffix
     if not isinstance(where, dict) or not where or not all(isinstance(shard, str) for shard in where.values()):
         raise CheckpointError(f"{index_path}: weight_map: expected shard names by tensor, found {shown(where)}")
-    shards: dict[str, SafetensorsFile] = {}
+    shards: dict[str, Mapping[str, Entry]] = {}
     for shard in sorted(set(where.values())):
-        if not shard.endswith(".safetensors"):
-            raise CheckpointError(f"{index_path}: weight_map: expected .safetensors shards, found {shown(shard)}")
-        shards[shard] = SafetensorsFile(inside(directory, shard))
+        if not shard.endswith(suffix):
+            raise CheckpointError(f"{index_path}: weight_map: expected {suffix} shards, found {shown(shard)}")
+        shards[shard] = _open_file(inside(directory, shard))
     faults = [f"{shown(name)}: expected in {shard}, found nothing there" for name, shard in where.items()
               if name not in shards[shard]]  # fmt: skip
     faults += [f"{name}: in {shard}, but the index doesn't say so" for shard, file in shards.items() for name in file

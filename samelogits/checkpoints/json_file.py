@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from samelogits.checkpoints.atomic import atomic_file
-from samelogits.errors import CheckpointError
+from samelogits.errors import CheckpointError, shown
 
 SIZE_LIMIT = 2**24
 DEPTH_LIMIT = 32
@@ -30,7 +30,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in this file. A missing, too large or malformed file raises CheckpointError."""
     try:
         with open_regular(path) as file:
-            data = file.read(SIZE_LIMIT + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, SIZE_LIMIT) + 1)  # for which so many bytes are set aside
     except OSError as error:
         raise CheckpointError(f"{path}: expected a readable file, found: {error.strerror}") from error
     if len(data) > SIZE_LIMIT:
@@ -109,12 +110,6 @@ def impostor(data: bytes) -> str | None:
             return name
     text = head.lstrip().lower()
     return "a web page" if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")) else None
-
-
-def shown(value: object, limit: int = 80) -> str:
-    """The value as one short line for an error message."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _is_shallow_text(value: Any) -> bool:

@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from samelogits.checkpoints.atomic import atomic_file
-from samelogits.checkpoints.json_file import impostor, open_regular, parse_json, shown
-from samelogits.checkpoints.tensors import DTYPES, StoredTensor
-from samelogits.errors import CheckpointError
+from samelogits.checkpoints.json_file import impostor, open_regular, parse_json
+from samelogits.checkpoints.tensors import DTYPES, Readable, StoredTensor
+from samelogits.errors import CheckpointError, shown
 
 HEADER_LIMIT = 2**24  # bytes; about a hundred times what the largest decoder needs
 RANK_LIMIT = 8
@@ -30,12 +30,25 @@ BITS = {
     "F4": 4,
 }
 _DTYPE_NAMES = ", ".join(BITS)
-_NAME = re.compile(r"[A-Za-z0-9_](?!.*\.\.)[A-Za-z0-9_.:-]{0,255}")
+NAME = re.compile(r"[A-Za-z0-9_](?!.*\.\.)[A-Za-z0-9_.:-]{0,255}")  # of a tensor
+
+
+class Entry(Readable, Protocol):
+    """A tensor that lies in a file of any kind: its facts now, its bits on `read`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A tensor that lies in a file: what the header says now, the bytes on `read`."""
+class MappedEntry:
+    """A tensor of a safetensors file: what the header says now, the bytes on `read`."""
 
     path: Path
     name: str
@@ -116,7 +129,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor], metadata:
 
 
 def _written_as(path: Path, name: str, tensor: StoredTensor) -> tuple[str, tuple[int, ...]]:
-    if not _NAME.fullmatch(name) or name == "__metadata__":
+    if not NAME.fullmatch(name) or name == "__metadata__":
         raise CheckpointError(f"{path}: expected plain tensor names, found {shown(name)}")
     expected, found = DTYPES.get(tensor.dtype), tensor.array.dtype
     if expected is None or found.newbyteorder("<") != expected:
@@ -149,14 +162,14 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
     return value
 
 
-def _entry(path: Path, name: str, value: Any, base: int, data: mmap.mmap) -> Entry:
+def _entry(path: Path, name: str, value: Any, base: int, data: mmap.mmap) -> MappedEntry:
     """The header's entry if it is sound by itself."""
 
     def check(sound: bool, key: str, expected: str, found: object) -> None:
         if not sound:
             raise CheckpointError(f"{path}: {shown(name)}: {key}expected {expected}, found {shown(found)}")
 
-    check(_NAME.fullmatch(name) is not None, "", "a plain tensor name", name)
+    check(NAME.fullmatch(name) is not None, "", "a plain tensor name", name)
     check(isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}, "",
           "dtype, shape and data_offsets", value)  # fmt: skip
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -168,14 +181,14 @@ def _entry(path: Path, name: str, value: Any, base: int, data: mmap.mmap) -> Ent
     check(n_bits % 8 == 0, "shape: ", f"whole bytes of {dtype}", shape)
     check(_are_sizes(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == n_bits // 8, "data_offsets: ",
           f"begin and end {n_bits // 8} bytes apart for {dtype} {shape}", offsets)  # fmt: skip
-    return Entry(path, name, dtype, tuple(shape), base + offsets[0], base + offsets[1], data)
+    return MappedEntry(path, name, dtype, tuple(shape), base + offsets[0], base + offsets[1], data)
 
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _check_layout(entries: Mapping[str, Entry], base: int, size: int, path: Path) -> None:
+def _check_layout(entries: Mapping[str, MappedEntry], base: int, size: int, path: Path) -> None:
     """The tensors must cover the data from its first byte to the file's last, each byte once."""
     position = base
     for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):

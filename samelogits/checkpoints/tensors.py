@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 # Name in a safetensors header to the NumPy dtype that holds its bits. NumPy has no bfloat16: its bits travel as uint16.
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+SPELLED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as frameworks do
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class StoredTensor:
         if self.dtype == "BF16":
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         return self.array if self.dtype == "F64" else self.array.astype(np.float32, copy=False)
+
+
+class Readable(Protocol):
+    """A tensor that still lies in a file."""
+
+    def read(self) -> StoredTensor: ...
 
 
 class Parameters(Mapping[str, np.ndarray]):

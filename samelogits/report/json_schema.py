@@ -1,6 +1,8 @@
-"""The JSON Schema of a report, made from the result object's own types; `schema.json` beside it is this one as text.
+"""The JSON Schemas of a report and of a card, made from their own types; `schema.json` and `card_schema.json` beside
+it are these as text.
 
-`python -m samelogits.report.json_schema > schema.json` writes it anew.
+`python -m samelogits.report.json_schema > schema.json` writes the first anew, and
+`python -m samelogits.report.json_schema card > card_schema.json` the second.
 """
 
 from __future__ import annotations
@@ -8,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import sys
 from importlib import resources
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from samelogits import cards
 from samelogits.checking.report import SCHEMA_VERSION, Report, Verdict
 from samelogits.config import DecoderConfig
 
@@ -27,14 +31,14 @@ _NUMBER = {
 }
 
 
-def schema_text() -> str:
-    """The schema that the package ships, as JSON text."""
-    return resources.files("samelogits.report").joinpath("schema.json").read_text("utf-8")
+def schema_text(file: str = "schema.json") -> str:
+    """A schema that the package ships, as JSON text."""
+    return resources.files("samelogits.report").joinpath(file).read_text("utf-8")
 
 
-def schema() -> dict[str, Any]:
-    """The schema that the package ships."""
-    found: dict[str, Any] = json.loads(schema_text())
+def schema(file: str = "schema.json") -> dict[str, Any]:
+    """A schema that the package ships."""
+    found: dict[str, Any] = json.loads(schema_text(file))
     return found
 
 
@@ -42,13 +46,27 @@ def build() -> dict[str, Any]:
     """The schema that the result object's types make."""
     definitions: dict[str, Any] = {"number": _NUMBER}
     root = _record(Report, definitions)
-    root["properties"] = _ADDED | root["properties"] | {"config": _reference(DecoderConfig, definitions)}
-    root["required"] = [*_ADDED, *root["required"]]
+    root["properties"] |= {"config": _reference(DecoderConfig, definitions)}
+    return _schema("report", SCHEMA_VERSION, root, _ADDED, definitions)
+
+
+def build_card() -> dict[str, Any]:
+    """The schema that a card's types make."""
+    definitions: dict[str, Any] = {"number": _NUMBER}
+    added = {"schema": {"const": cards.SCHEMA_VERSION}, "verdict": {"enum": list(get_args(cards.Verdict))}}
+    return _schema("card", cards.SCHEMA_VERSION, _record(cards.Card, definitions), added, definitions)
+
+
+def _schema(
+    name: str, version: int, root: dict[str, Any], added: dict[str, Any], definitions: dict[str, Any]
+) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:samelogits:report:{SCHEMA_VERSION}",
-        "title": f"samelogits report, version {SCHEMA_VERSION}",
+        "$id": f"urn:samelogits:{name}:{version}",
+        "title": f"samelogits {name}, version {version}",
         **root,
+        "properties": added | root["properties"],
+        "required": [*added, *root["required"]],
         "$defs": definitions,
     }
 
@@ -97,4 +115,4 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(build(), indent=2))
+    print(json.dumps((build_card if "card" in sys.argv[1:] else build)(), indent=2))

@@ -17,10 +17,10 @@ ROWS, LENGTH = 12, 60_000  # GitHub takes 65,536 characters in a comment
 def markdown_text(report: Report, root: Path | None = None) -> str:
     """GitHub's Markdown, under 60,000 characters. root: the folder that source files are named from."""
     v = view(report, root)
-    parts = [f"## {MARKS[v.verdict]} {v.verdict}", f"{_text(v.headline)}. {v.meaning}"]
-    parts.append(f"**Compared:** {_text(v.coverage)}." + (f" **Bound:** {_text(v.bound)}" if v.bound else ""))
-    parts += [f"**Doubt:** {_text(reason)}" for reason in v.reasons[:ROWS]]
-    parts += [f"**Note:** {_text(note)}" for note in v.notes[:ROWS]]
+    parts = [f"## {MARKS[v.verdict]} {v.verdict}", f"{escaped(v.headline)}. {v.meaning}"]
+    parts.append(f"**Compared:** {escaped(v.coverage)}." + (f" **Bound:** {escaped(v.bound)}" if v.bound else ""))
+    parts += [f"**Doubt:** {escaped(reason)}" for reason in v.reasons[:ROWS]]
+    parts += [f"**Note:** {escaped(note)}" for note in v.notes[:ROWS]]
     if v.verdict == "different function":
         parts += _difference(v)
     if v.logits:
@@ -34,11 +34,11 @@ def markdown_text(report: Report, root: Path | None = None) -> str:
     if v.stages:
         parts += _folded(counted(len(v.stages), "stage"), _stages(v.stages))
     if v.missing:
-        parts.append(f"**Not given by the candidate:** {_text('; '.join(grouped(v.missing)))}")
+        parts.append(f"**Not given by the candidate:** {escaped('; '.join(grouped(v.missing)))}")
     if v.undecided:
         rows = [(u.code, u.title, u.reason, u.decided_by) for u in v.undecided[: ROWS * 2]]
         title = f"{v.undecided_title} that this run could not have shown"
-        parts += _folded(title, _table(("code", "mistake", "why", "what would decide"), rows))
+        parts += _folded(title, _text_table(("code", "mistake", "why", "what would decide"), rows))
     text = ""
     for part in parts:
         if len(text) + len(part) > LENGTH:
@@ -50,14 +50,14 @@ def markdown_text(report: Report, root: Path | None = None) -> str:
 def _difference(v: View) -> list[str]:
     lines = []
     if v.where:
-        source = f" ({_code(f'{v.place[0]}:{v.place[1]}')})" if v.place else ""
-        lines.append(f"**First parts at:** {_text(v.where)}{source}. {_text(v.blame)}")
-    codes = " and ".join(map(_code, v.codes))
+        source = f" ({code_span(f'{v.place[0]}:{v.place[1]}')})" if v.place else ""
+        lines.append(f"**First parts at:** {escaped(v.where)}{source}. {escaped(v.blame)}")
+    codes = " and ".join(map(code_span, v.codes))
     if v.has_candidate:
-        lines.append(f"**Cause:** {codes + ': ' if codes else ''}{_text(v.cause)}")
+        lines.append(f"**Cause:** {codes + ': ' if codes else ''}{escaped(v.cause)}")
     if len(v.causes) > 1:
         rows = [(c.code, c.title, c.places, fit_words(c)) for c in v.causes[:ROWS]]
-        lines += _folded("Causes that were tried", _table(("code", "mistake", "where", "fit"), rows))
+        lines += _folded("Causes that were tried", _text_table(("code", "mistake", "where", "fit"), rows))
     commands = [f"samelogits explain {code}" for cause in v.causes[:1] for code in codes_of(cause)]
     commands += [v.repeat] if v.repeat else []
     return [*lines, _fence("\n".join(commands))] if commands else lines
@@ -71,10 +71,17 @@ def _taps(v: View) -> str:
         raw = tap.raw
         place = element_words(raw.name, raw.place, raw.shape)
         mark = "inside" if tap.inside else "**outside**"
-        cells = [_code(raw.name), limits(tap.accumulated), limits(tap.added), mark, place, f"{number(raw.ulps)} ulps"]
+        cells = [
+            code_span(raw.name),
+            limits(tap.accumulated),
+            limits(tap.added),
+            mark,
+            place,
+            f"{number(raw.ulps)} ulps",
+        ]
         rows.append([*cells, f"{value(raw.found)}, expected {value(raw.expected)}"])
     more = f"\n\n{len(shown)} of {counted(len(v.taps), 'activation')}." if len(shown) < len(v.taps) else ""
-    return _rows(("activation", "accumulated", "added here", "", "worst element", "off by", "found"), rows) + more
+    return table(("activation", "accumulated", "added here", "", "worst element", "off by", "found"), rows) + more
 
 
 def _stages(stages: Sequence[StageResult]) -> str:
@@ -83,14 +90,14 @@ def _stages(stages: Sequence[StageResult]) -> str:
         share = limits(s.relative / s.limit) if s.limit and s.verdict != "skipped" else ""
         where = s.reason if s.verdict == "skipped" else s.where
         rows.append((s.dtype, s.stage, s.backend, s.verdict, share, where))
-    return _table(("precision", "stage", "backend", "verdict", "error", "where"), rows)
+    return _text_table(("precision", "stage", "backend", "verdict", "error", "where"), rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return _rows(head, [[_text(cell) for cell in row] for row in rows])
+def _text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return table(head, [[escaped(cell) for cell in row] for row in rows])
 
 
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose cells are Markdown already."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
@@ -100,14 +107,14 @@ def _folded(title: str, body: str) -> list[str]:
     return [f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"]
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """Text from outside in which nothing is read as markup, a mention or a link."""
     safe = one_line(text, 600).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     safe = re.sub(r"([\\`*_{}\[\]()+!|~$])", r"\\\1", safe)
     return re.sub(r"(@|#|(?<=\w)://|(?<=\bwww)\.)", lambda m: f"{m[0]}<!---->", safe)
 
 
-def _code(text: str) -> str:
+def code_span(text: str) -> str:
     """Text from outside as a code span that can stand in a table."""
     safe = one_line(text).replace("|", "\\|")
     fence = "`" * (max(map(len, re.findall("`+", safe)), default=0) + 1)

@@ -19,9 +19,12 @@ OPERATIONS = {
     "self_attn.q": "the queries",
     "self_attn.k": "the keys",
     "self_attn.v": "the values",
+    "pre_feedforward_layernorm": "the norm's result before the feed-forward layer",
+    "self_attn.q_normed": "the queries after their norm",
+    "self_attn.k_normed": "the keys after their norm",
     "self_attn.q_rotated": "the queries after rotary positions",
     "self_attn.k_rotated": "the keys after rotary positions",
-    "self_attn.scores": "the scaled scores, before the mask",
+    "self_attn.scores": "the scores, scaled and capped, before the mask",
     "self_attn.weights": "the attention weights, after mask and softmax",
     "self_attn.mixed": "the values mixed by the weights, heads joined",
     "self_attn.output": "the result of attention's output product",
@@ -34,7 +37,7 @@ OPERATIONS = {
     "norm": "the final norm's result",
     "logits": "the output head's result",
 }
-_BY_HEAD = ("q", "k", "v", "q_rotated", "k_rotated")
+_BY_HEAD = ("q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated")
 
 
 def one_line(text: object, length: int = NAME_LENGTH) -> str:

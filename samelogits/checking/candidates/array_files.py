@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samelogits.checkpoints.atomic import atomic_file
-from samelogits.checkpoints.json_file import impostor, open_regular, parse_json, shown
+from samelogits.checkpoints.json_file import impostor, open_regular, parse_json
 from samelogits.checkpoints.safetensors_file import read_header
-from samelogits.errors import CandidateError, CheckpointError
+from samelogits.errors import CandidateError, CheckpointError, shown
 
 Array = np.ndarray
 
@@ -91,6 +91,7 @@ def open_arrays(path: Path) -> Iterator[tuple[dict[str, Member], dict[str, Any]]
         struct.error,
         NotImplementedError,
         RuntimeError,
+        UnicodeDecodeError,
     ) as error:
         raise CandidateError(f"{path}: expected a whole, readable file, found: {str(error)[:200]}") from error
 

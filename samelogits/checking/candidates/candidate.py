@@ -154,7 +154,9 @@ def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str)
         output.logits = output.logits[..., : c.vocab_size]
     elif found != expected:
         raise CandidateError(f"candidate {name}: logits: expected shape {list(expected)}, found {list(found)}")
-    heads = {"q": c.n_heads, "q_rotated": c.n_heads, "k": c.n_kv_heads, "k_rotated": c.n_kv_heads, "v": c.n_kv_heads}
+    changed = ("", "_normed", "_rotated")
+    heads = {f"{part}{how}": n for part, n in (("q", c.n_heads), ("k", c.n_kv_heads)) for how in changed}
+    heads["v"] = c.n_kv_heads
     known = set(tap_names(config))
     for tap in list(output.taps):
         if tap not in known:
@@ -171,6 +173,10 @@ def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str)
             shape = (B, T, c.n_heads * c.d_head)
         elif kind in ("gate", "up", "activated"):
             shape = (B, T, c.d_ff)
+        elif kind in ("router", "routing"):
+            shape = (B, T, c.n_experts or 0)
+        elif kind == "embed_tokens":
+            shape = (B, T, c.embedding_width or c.d_model)
         elif kind == "logits":
             shape = expected
         array = output.taps[tap]

@@ -109,7 +109,12 @@ class Capture:
             widths = [width // split.parts] * split.parts
         if sum(widths) != width:
             raise CandidateError(f"{label}: split: expected a width of {sum(widths)}, found {width}")
-        return np.split(array, np.cumsum(widths)[:-1], axis=split.axis)
+        if split.groups == 1:
+            return np.split(array, np.cumsum(widths)[:-1], axis=split.axis)
+        moved = np.moveaxis(array, split.axis, -1)
+        grouped = moved.reshape(*moved.shape[:-1], split.groups, -1)
+        pieces = np.split(grouped, np.cumsum(widths)[:-1] // split.groups, axis=-1)
+        return [np.moveaxis(piece.reshape(*moved.shape[:-1], -1), -1, split.axis) for piece in pieces]
 
 
 class ModuleCandidate:

@@ -15,11 +15,14 @@ from typing import Any
 
 from samelogits.checking.candidates.candidate import Array, Output, source_of, to_numpy
 from samelogits.checking.candidates.capture import guarded
+from samelogits.checking.candidates.family_map import family_map
 from samelogits.checking.candidates.modules import TorchModuleCandidate, torch_as_found
 from samelogits.checking.candidates.name_map import NameMap
 from samelogits.checking.probe import Probe
 from samelogits.checkpoints import Checkpoint, open_checkpoint, save_checkpoint, shipped_models
 from samelogits.checkpoints.canonical import FORMAT
+from samelogits.checkpoints.families import turn_pairs
+from samelogits.checkpoints.families.registry import FAMILIES
 from samelogits.checkpoints.folder import inside
 from samelogits.checkpoints.hub import SCHEME
 from samelogits.checkpoints.json_file import read_json
@@ -39,6 +42,9 @@ class HuggingFaceCandidate(TorchModuleCandidate):
     """A causal language model of transformers. With eager attention, its scores and weights are taps too."""
 
     def __init__(self, model: Any, config: DecoderConfig, name_map: NameMap | None = None, name: str | None = None):
+        self.family = FAMILIES.get(str(getattr(model.config, "model_type", None)))
+        if name_map is None and self.family is not None and config is not None:
+            name_map = family_map(self.family, config)
         super().__init__(model, name_map, self._forward, name, config)
         self.takes_mask = True
         self.attention = str(getattr(model.config, "_attn_implementation", None))
@@ -55,6 +61,7 @@ class HuggingFaceCandidate(TorchModuleCandidate):
         if self.attention == "eager" and not taps:
             output.notes.append(f"its attention is its own: {', '.join(RECORDED)} were not seen")
         output.taps |= taps
+        output.taps = {tap: self._arranged(tap, array, probe) for tap, array in output.taps.items()}
         return output
 
     def source_of(self, tap: str) -> tuple[str, str]:
@@ -66,6 +73,22 @@ class HuggingFaceCandidate(TorchModuleCandidate):
             if homes:
                 return source_of(getattr(homes[0], function))
         return super().source_of(tap)
+
+    def _arranged(self, tap: str, array: Array, probe: Probe) -> Array:
+        """A tap with rows and tokens apart, tokens before heads, and its rotary pairs half a head apart."""
+        kind, c = tap.rpartition(".")[2], self.config
+        if array.ndim == 2 and len(array) == probe.tokens_BT.size:
+            array = array.reshape(*probe.tokens_BT.shape, -1)
+        if c is None or kind.partition("_")[0] not in ("q", "k", "v"):
+            return array
+        heads = c.n_heads if kind.startswith("q") else c.n_kv_heads
+        if array.ndim == 4 and array.shape[1] == heads != array.shape[2]:
+            array = array.swapaxes(1, 2)
+        rotates = c.position == "rope" and kind != "v" and int(tap.split(".")[1]) not in c.no_rope_layers
+        if rotates and self.family is not None and self.family.interleaved:
+            by_element = array.reshape(-1, heads * c.d_head).T
+            array = turn_pairs(by_element, heads, c.rotated, to_half_split=True).T.reshape(array.shape)
+        return array
 
     def _forward(self, module: Any, inputs: dict[str, Any]) -> Any:
         keywords = {"attention_mask": inputs["attention_mask"]}
@@ -89,7 +112,7 @@ class HuggingFaceCandidate(TorchModuleCandidate):
             def eager(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
                 found = compute(module, query, key, *args, **kwargs)
                 if id(module) in own:
-                    self._keep(taps, module, query, key, found[1], kwargs.get("scaling"))
+                    self._keep(taps, module, query, key, found[1], kwargs)
                 return found
 
             return eager
@@ -101,13 +124,19 @@ class HuggingFaceCandidate(TorchModuleCandidate):
                 setattr(home, EAGER, wrap(compute))
             yield
 
-    def _keep(self, taps: dict[str, Array], module: Any, query: Any, key: Any, weights: Any, scaling: Any) -> None:
+    def _keep(
+        self, taps: dict[str, Array], module: Any, query: Any, key: Any, weights: Any, kwargs: Mapping[str, Any]
+    ) -> None:
         """The taps of one attention layer. query, key: [B, heads, T, H], rotated."""
+        scaling, cap = kwargs.get("scaling"), kwargs.get("softcap")
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scores = self.torch.matmul(query, keys.transpose(2, 3))
         scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if cap is not None:
+            scores = cap * self.torch.tanh(scores / cap)
         values = {"scores": scores, "weights": weights}
-        if self.config is not None and self.config.position == "rope":
+        c = self.config
+        if c is not None and c.position == "rope" and module.layer_idx not in c.no_rope_layers:
             values |= {"q_rotated": query.transpose(1, 2), "k_rotated": key.transpose(1, 2)}
         for kind, array in values.items():
             taps[f"layers.{module.layer_idx}.self_attn.{kind}"] = to_numpy(array, f"{kind} of {module.layer_idx}")
@@ -205,7 +234,8 @@ def _folder(path: str, checkpoint: Checkpoint, stack: contextlib.ExitStack, spec
         else:
             wanted = open_checkpoint(path) if path else checkpoint
             folder = Path(wanted.source)
-            if wanted.format != "huggingface" or wanted.source in shipped_models() or not folder.is_dir():
+            as_is = wanted.format == "huggingface" and wanted.source not in shipped_models()
+            if not as_is or not any(folder.glob("*.safetensors")):
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samelogits-"))) / "model"
                 save_checkpoint(wanted, folder, "huggingface")
         for file in sorted(folder.glob("*.safetensors")):

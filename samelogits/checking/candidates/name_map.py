@@ -42,11 +42,13 @@ Part = Literal["input", "output"]
 @dataclass(frozen=True)
 class Split:
     """How one array is several taps. axis: counted from the end if negative. parts: so many equal ones. sizes: widths,
-    as numbers or as names: q (n_heads x d_head), kv (n_kv_heads x d_head), d_model, d_ff."""
+    as numbers or as names: q (n_heads x d_head), kv (n_kv_heads x d_head), d_model, d_ff. groups: the axis is so many
+    stacks of a share of each."""
 
     axis: int
     parts: int | None = None
     sizes: tuple[int | str, ...] = ()
+    groups: int = 1
 
     def widths(self, config: DecoderConfig | None) -> list[int] | None:
         """The sizes as numbers; None for equal parts, or where a name needs a config and there is none."""
@@ -173,7 +175,13 @@ def _universe() -> frozenset[str]:
     """Every tap that some config has, with 0 for the layer."""
     base = replace(PRESETS["llama-tiny"], n_layers=1)
     learned = replace(base, position="learned", rope_theta=None)
-    configs = [base, learned, replace(learned, norm_placement="post")]
+    configs = [
+        base,
+        learned,
+        replace(learned, norm_placement="post"),
+        replace(learned, norm_placement="sandwich", qk_norm="head"),
+        replace(base, n_experts=2, n_active_experts=1, expert_width=2),
+    ]
     return frozenset(name for config in configs for name in tap_names(config))
 
 

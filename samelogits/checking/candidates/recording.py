@@ -20,9 +20,8 @@ from samelogits.checking.candidates.array_files import BFLOAT16, Member, open_ar
 from samelogits.checking.candidates.candidate import Candidate, Output, check_output
 from samelogits.checking.candidates.models import ModelCandidate
 from samelogits.checking.probe import Probe, make_probe
-from samelogits.checkpoints.json_file import shown
 from samelogits.config import DecoderConfig
-from samelogits.errors import CandidateError, InputError
+from samelogits.errors import CandidateError, InputError, shown
 from samelogits.parameters import parameter_shapes
 from samelogits.taps import tap_names
 

@@ -2,26 +2,42 @@
 
 from samelogits.checking.catalogue import (
     activations,
+    alibi,
     attention,
     embeddings,
+    experts,
     layers,
     layout,
     norms,
+    placement,
     positions,
     precision,
+    queries,
+    residual,
+    rotary,
+    scores,
+    stretched,
     training,
+    windows,
 )
 from samelogits.checking.catalogue.mistake import CATALOGUE, Mistake, Stage
 from samelogits.errors import InputError
 
 __all__ = ["CATALOGUE", "Mistake", "Stage", "fields", "find"]
 
-_MODULES = (activations, norms, positions, attention, layout, embeddings, layers, precision, training)
+# A field is named by the first of its modules.
+_MODULES = (
+    activations, experts, norms, placement, positions, rotary, stretched, alibi, attention, scores, queries, windows,
+    layout, embeddings, layers, residual, precision, training,
+)  # fmt: skip
 
 
 def fields() -> dict[str, list[Mistake]]:
     """The entries by field, in the order of their codes."""
-    titles = {int(m.__doc__[2]): m.__doc__.partition(": ")[2].rstrip(".") for m in _MODULES if m.__doc__}
+    titles: dict[int, str] = {}
+    for module in _MODULES:
+        code, _, title = (module.__doc__ or "").partition(": ")
+        titles.setdefault(int(code[2]), title.rstrip("."))
     return {title: [m for code, m in sorted(CATALOGUE.items()) if int(code[2]) == n] for n, title in titles.items()}
 
 

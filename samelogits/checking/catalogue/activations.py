@@ -8,11 +8,13 @@ import numpy as np
 
 from numpy_reference import native
 from samelogits.checking.catalogue.mistake import mistake
+from samelogits.checking.catalogue.weights import gates_and_ups
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
 
 Array = np.ndarray
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+ACTIVATIONS = ("relu", "relu_squared", "gelu", "gelu_tanh", "silu")
+SMOOTH = ("gelu", "gelu_tanh", "silu")
 
 
 def _uses(*names: str) -> Callable[[DecoderConfig], bool]:
@@ -68,7 +70,7 @@ def gelu_for_silu(v: Variant) -> None:
     _put(v, native.gelu)
 
 
-@mistake("SL105", "ReLU, where a smooth activation is meant", _uses("gelu", "gelu_tanh", "silu"))
+@mistake("SL105", "ReLU, where a smooth activation is meant", _uses(*SMOOTH))
 def relu_instead(v: Variant) -> None:
     """Many tutorials use ReLU. Right: read the activation from the configuration."""
     _put(v, native.relu)
@@ -80,9 +82,7 @@ def gelu_for_relu(v: Variant) -> None:
     _put(v, native.gelu)
 
 
-@mistake(
-    "SL107", "quick GELU, x sigmoid(1.702 x), where another activation is meant", _uses("gelu", "gelu_tanh", "silu")
-)
+@mistake("SL107", "quick GELU, x sigmoid(1.702 x), where another activation is meant", _uses(*SMOOTH))
 def quick_gelu(v: Variant) -> None:
     """The approximation that CLIP uses. It differs from GELU by up to 0.02. Right: use it only for "quick_gelu"."""
     _put(v, lambda x: x * (0.5 * (1 + np.tanh(0.851 * x))))
@@ -101,10 +101,28 @@ def squared_relu(v: Variant) -> None:
     _put(v, lambda x: np.square(np.maximum(x, 0)))
 
 
-@mistake("SL110", "the activation is applied twice", _uses("gelu", "gelu_tanh", "silu"))
+@mistake("SL110", "the activation is applied twice", _uses(*SMOOTH, "relu_squared"))
 def activation_twice(v: Variant) -> None:
     """Once inside the layer's own module and once around it."""
     v.exchange(ACTIVATIONS, lambda right: lambda x: right(right(x)))
+
+
+@mistake("SL111", "ReLU, where its square is meant", _uses("relu_squared"))
+def relu_for_square(v: Variant) -> None:
+    """Nemotron and Arcee square it, and call it "relu2". Right: refuse an activation that is not known."""
+    _put(v, native.relu)
+
+
+@mistake("SL112", "GELU, where the square of ReLU is meant", _uses("relu_squared"))
+def gelu_for_square(v: Variant) -> None:
+    """The default of many layers is GELU. Right: read the activation from the configuration."""
+    _put(v, native.gelu)
+
+
+@mistake("SL113", "negative numbers are squared too, where the square of ReLU is meant", _uses("relu_squared"))
+def square_first(v: Variant) -> None:
+    """relu(x^2), which is x^2, instead of relu(x)^2: the two steps are in the wrong order."""
+    _put(v, lambda x: native.relu(np.square(x)))
 
 
 @mistake("SL121", "gate and up are swapped", _gated)
@@ -114,10 +132,8 @@ def gate_and_up_swapped(v: Variant) -> None:
     In Meta's files `w1` is the gate and `w3` is up, and some fused layouts store [up | gate]. The shapes are equal, so
     nothing complains. Right: down(act(gate(x)) * up(x)).
     """
-    for layer in v.layers:
-        for part in ("weight", *(["bias"] if v.config.mlp_bias else [])):
-            gate, up = v.of(layer, f"mlp.gate_proj.{part}"), v.of(layer, f"mlp.up_proj.{part}")
-            v.parameters[gate], v.parameters[up] = v.parameters[up], v.parameters[gate]
+    for gate, up in gates_and_ups(v):
+        v.parameters[gate], v.parameters[up] = v.parameters[up], v.parameters[gate]
 
 
 @mistake("SL122", "the activation is put on gate times up", _gated)
@@ -142,8 +158,6 @@ def gate_added(v: Variant) -> None:
 @mistake("SL125", "gate and up are read as alternate rows of a fused weight", _gated)
 def gate_interleaved(v: Variant) -> None:
     """A fused weight [gate | up] is taken for one whose rows alternate. Right: split it in two halves."""
-    for layer in v.layers:
-        for part in ("weight", *(["bias"] if v.config.mlp_bias else [])):
-            gate, up = v.of(layer, f"mlp.gate_proj.{part}"), v.of(layer, f"mlp.up_proj.{part}")
-            fused = np.concatenate([v.parameters[gate], v.parameters[up]])
-            v.parameters[gate], v.parameters[up] = fused[0::2], fused[1::2]
+    for gate, up in gates_and_ups(v):
+        fused = np.concatenate([v.parameters[gate], v.parameters[up]])
+        v.parameters[gate], v.parameters[up] = fused[0::2], fused[1::2]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from samelogits.checking.catalogue.mistake import mistake
 from samelogits.checking.catalogue.positions import PADDED
+from samelogits.checking.catalogue.weights import swap
 from samelogits.checking.rounding import round_bfloat16, round_float16
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
@@ -28,52 +29,22 @@ def _all_keys(config: DecoderConfig) -> bool:
     return config.n_heads == config.n_kv_heads
 
 
-def _scale(v: Variant, factor: float) -> None:
-    v.exchange("attention_scores", lambda right: lambda q, k: right(q, k) * factor)
-
-
 def _see(v: Variant, change: Callable[[Array], Array]) -> None:
     """Another mask [B, T, S]; padded queries keep theirs, since they mean nothing."""
     v.exchange("attention_weights", lambda right: lambda scores, visible: right(scores, change(visible)))
 
 
-def _distance(visible: Array) -> Array:
+def _within(visible: Array, keys: float) -> Array:
+    """All that a query would see of its last keys, padding included."""
+    distance = distance_of(visible)
+    return np.broadcast_to((distance >= 0) & (distance < keys), visible.shape)
+
+
+def distance_of(visible: Array) -> Array:
     """Query minus key position in the sequence, [T, S]."""
     T, S = visible.shape[1:]
     distance: Array = np.arange(S - T, S)[:, None] - np.arange(S)[None]
     return distance
-
-
-@mistake("SL401", "scores are not scaled")
-def scale_missing(v: Variant) -> None:
-    """The factor 1/sqrt(H) is missing. GPT-Neo was trained so; GPT-2 and Llama were not."""
-    _scale(v, math.sqrt(v.config.d_head))
-
-
-@mistake("SL402", "scores are scaled by 1/sqrt(D), the model's width", lambda c: c.d_model != c.d_head)
-def scale_by_width(v: Variant) -> None:
-    """The width of the model was taken for that of a head. Right: 1/sqrt(H)."""
-    _scale(v, math.sqrt(v.config.d_head / v.config.d_model))
-
-
-@mistake(
-    "SL403", "scores are scaled by the width D / N, not by the head's own", lambda c: c.d_model != c.n_heads * c.d_head
-)
-def scale_by_quotient(v: Variant) -> None:
-    """`head_dim` is a number of its own (Qwen 3, Gemma, Mistral Nemo) and was computed as hidden_size / heads."""
-    _scale(v, math.sqrt(v.config.d_head * v.config.n_heads / v.config.d_model))
-
-
-@mistake("SL404", "scores are scaled by 1/H", lambda c: c.d_head > 1)
-def scale_by_head(v: Variant) -> None:
-    """The root was forgotten, or the scale was applied twice: to the queries and to the scores."""
-    _scale(v, 1 / math.sqrt(v.config.d_head))
-
-
-@mistake("SL405", "scores are multiplied by sqrt(H)")
-def scale_inverted(v: Variant) -> None:
-    """Multiplied where it should be divided."""
-    _scale(v, float(v.config.d_head))
 
 
 @mistake("SL411", "key/value heads are tiled, not repeated", _grouped)
@@ -104,7 +75,7 @@ def heads_reversed(v: Variant) -> None:
 
 def _read_heads(v: Variant, chosen: Array) -> None:
     for name in ("attention_scores", "attention_mix"):
-        v.exchange(name, lambda right: lambda x, kv: right(x, kv[:, :, chosen]))
+        v.exchange(name, lambda right: lambda x, kv, *rest: right(x, kv[:, :, chosen], *rest))
 
 
 @mistake("SL421", "no causal mask")
@@ -112,33 +83,44 @@ def causal_missing(v: Variant) -> None:
     """Each token sees the ones after it. In the first layer the last token of a row is right; from the second on
     none is."""
     mask_BT = v.probe.mask_BT
-    _see(v, lambda visible: np.broadcast_to(mask_BT[:, None, :], visible.shape))
+    _see(v, lambda visible: visible | ((distance_of(visible) < 0) & mask_BT[:, None, :]))
 
 
 @mistake("SL422", "the mask lets each token see the next one")
 def mask_ahead(v: Variant) -> None:
     """The triangle begins one place too high: `triu(k=2)` or `tril(k=1)`."""
     mask_BT = v.probe.mask_BT
-    _see(v, lambda visible: (_distance(visible) >= -1) & mask_BT[:, None, :])
+    _see(v, lambda visible: visible | ((distance_of(visible) == -1) & mask_BT[:, None, :]))
 
 
 @mistake("SL423", "the mask hides each token from itself")
 def mask_behind(v: Variant) -> None:
     """The triangle begins one place too low: `triu(k=0)` marks what to hide. The first token then sees nothing."""
-    _see(v, lambda visible: visible & (_distance(visible) > 0))
+    _see(v, lambda visible: visible & (distance_of(visible) > 0))
 
 
 @mistake("SL424", "padding is not masked", seen_with=PADDED)
 def padding_seen(v: Variant) -> None:
     """The causal mask alone is used. Right: both, by logical and."""
-    _see(v, lambda visible: np.broadcast_to(_distance(visible) >= 0, visible.shape))
+
+    def wrap(keys: float) -> Callable[..., Any]:
+        return lambda right: lambda scores, visible: right(scores, _within(visible, keys))
+
+    for layer in v.each_layer():
+        keys = v.config.sliding_window if layer in v.config.sliding_layers else None
+        v.exchange("attention_weights", wrap(np.inf if keys is None else keys))
 
 
-@mistake("SL425", "attention sees only a window of the last tokens", seen_with="more tokens than the window")
+@mistake(
+    "SL425",
+    "attention sees only a window of the last tokens",
+    lambda c: not c.sliding_layers,
+    seen_with="more tokens than the window",
+)
 def window_unmeant(v: Variant) -> None:
     """A sliding window of another checkpoint is applied (here: half of this input). The first tokens are right."""
     window = max(1, v.probe.tokens_BT.shape[1] // 2)
-    _see(v, lambda visible: visible & (_distance(visible) < window))
+    _see(v, lambda visible: visible & (distance_of(visible) < window))
 
 
 @mistake("SL426", "hidden scores are set to 0, not to minus infinity")
@@ -187,12 +169,6 @@ def softmax_one(v: Variant) -> None:
     v.exchange("attention_weights", wrap)
 
 
-@mistake("SL430", "scores have a soft cap at 50")
-def scores_capped(v: Variant) -> None:
-    """50 tanh(scores / 50), as Gemma 2 has it. Right: only where the configuration gives `attn_logit_softcapping`."""
-    v.exchange("attention_weights", lambda right: lambda scores, visible: right(50 * np.tanh(scores / 50), visible))
-
-
 @mistake("SL431", "the softmax in bfloat16", rounding=True)
 def softmax_bfloat16(v: Variant) -> None:
     """Scores and weights are rounded to 16 bits. Right: `softmax(scores, dtype=float32)`."""
@@ -210,50 +186,50 @@ def softmax_float16(v: Variant) -> None:
 @mistake("SL441", "heads are merged in the wrong order of axes", lambda c: c.n_heads > 1 and c.d_head > 1)
 def heads_merged_crosswise(v: Variant) -> None:
     """[B, T, N, H] is laid out as [B, T, H, N] before it is flattened: a transpose too many."""
-    v.exchange("merge_heads", lambda right: lambda x: right(x.swapaxes(-1, -2)))
+    _merge(v, lambda x: x.swapaxes(-1, -2))
 
 
 @mistake("SL442", "heads are merged without moving the tokens' axis back", _many)
 def heads_merged_by_token(v: Variant) -> None:
     """[B, N, T, H] is reshaped to [B, T, N * H] as it lies: tokens and heads mix. Right: transpose, then reshape."""
-    v.exchange("merge_heads", lambda right: lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).reshape(right(x).shape))
+    _merge(v, lambda x: x.swapaxes(1, 2))
+
+
+def _merge(v: Variant, turn: Callable[[Array], Array]) -> None:
+    """The mixed values [B, T, N, H] are laid out otherwise before they are flattened."""
+
+    def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
+        def mix(weights: Array, values: Array) -> Array:
+            mixed = right(weights, values)
+            return turn(mixed).reshape(mixed.shape)
+
+        return mix
+
+    v.exchange("attention_mix", wrap)
 
 
 @mistake("SL443", "heads are split as [H, N], not [N, H]", lambda c: c.n_heads > 1 and c.d_head > 1)
 def heads_split_crosswise(v: Variant) -> None:
     """The projection is reshaped with the head axis last: each head gets every N-th element."""
+    c = v.config
+    norms = ("_norm",) if c.qk_norm == "projection" else ()
+    for letter, heads in (("q", c.n_heads), ("k", c.n_kv_heads), ("v", c.n_kv_heads)):
+        order = np.arange(heads * c.d_head).reshape(c.d_head, heads).T.ravel()
+        parts = [f"{letter}{end}.{part}" for end in ("_proj", *norms) for part in ("weight", "bias")]
+        v.edit(parts, _taken(order))
 
-    def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
-        return lambda x, n: x.reshape(*x.shape[:2], -1, n).swapaxes(-1, -2)
 
-    v.exchange("split_heads", wrap)
+def _taken(order: Array) -> Callable[[Array], Array]:
+    return lambda rows: rows[order]
 
 
 @mistake("SL444", "queries and keys are swapped", _all_keys)
 def queries_and_keys_swapped(v: Variant) -> None:
     """The fused projection is read as [k | q | v]: scores are transposed."""
-    _swap(v, "q_proj", "k_proj")
+    swap(v, "self_attn.q_proj", "self_attn.k_proj")
 
 
 @mistake("SL445", "keys and values are swapped")
 def keys_and_values_swapped(v: Variant) -> None:
     """The fused projection is read as [q | v | k]."""
-    _swap(v, "k_proj", "v_proj")
-
-
-def _swap(v: Variant, first: str, second: str) -> None:
-    for layer in v.layers:
-        for part in ("weight", *(["bias"] if v.config.attention_bias else [])):
-            a, b = v.of(layer, f"self_attn.{first}.{part}"), v.of(layer, f"self_attn.{second}.{part}")
-            v.parameters[a], v.parameters[b] = v.parameters[b], v.parameters[a]
-
-
-@mistake("SL446", "queries and keys are normed, head by head")
-def queries_normed(v: Variant) -> None:
-    """A norm of queries and keys, as Qwen 3 and OLMo 2 have it, without its weight. Right: only where the file has
-    one."""
-
-    def normal(x: Array) -> Array:
-        return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + v.config.norm_eps)
-
-    v.exchange("attention_scores", lambda right: lambda q, k: right(normal(q), normal(k)))
+    swap(v, "self_attn.k_proj", "self_attn.v_proj")

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from samelogits.batch import Batch
 from samelogits.checking.catalogue.mistake import mistake
-from samelogits.checking.catalogue.wiring import Wired
+from samelogits.checking.catalogue.wiring import Half, Wired
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
-from samelogits.parameters import norm_names
 
 Array = np.ndarray
 
 
 def _several(config: DecoderConfig) -> bool:
-    return config.n_layers > 1
+    """Whether there are several layers, and each could have another's weights."""
+    return config.n_layers > 1 and len({config.has_experts(i) for i in range(config.n_layers)}) == 1
 
 
-def _pre(config: DecoderConfig) -> bool:
-    return config.norm_placement == "pre"
+def _in_turn(config: DecoderConfig) -> bool:
+    return not config.parallel_residual
+
+
+def _side_by_side(config: DecoderConfig) -> bool:
+    """Whether the two could run so: not where a norm follows the first sum."""
+    return _in_turn(config) and config.norm_placement != "post"
 
 
 def _use(v: Variant, sources: list[int]) -> None:
@@ -40,7 +45,12 @@ def layers_reversed(v: Variant) -> None:
     _use(v, list(range(v.config.n_layers))[::-1])
 
 
-@mistake("SL702", "the layers are in the order of their numbers as text", lambda c: c.n_layers > 10, local=False)
+@mistake(
+    "SL702",
+    "the layers are in the order of their numbers as text",
+    lambda c: c.n_layers > 10 and _several(c),
+    local=False,
+)
 def layers_as_text(v: Variant) -> None:
     """Names were sorted: 0, 1, 10, 11, 2, ... Models with up to ten layers hide it."""
     _use(v, sorted(range(v.config.n_layers), key=str))
@@ -70,7 +80,7 @@ def layers_shifted(v: Variant) -> None:
     _use(v, [*range(1, v.config.n_layers), v.config.n_layers - 1])
 
 
-@mistake("SL707", "the last layer is left out", _several, local=False)
+@mistake("SL707", "the last layer is left out", lambda c: c.n_layers > 1, local=False)
 def last_layer_missing(v: Variant) -> None:
     """`range(n - 1)`, or hidden states are read one entry too early."""
     v.order = v.order[:-1]
@@ -82,28 +92,29 @@ def last_layer_twice(v: Variant) -> None:
     v.order = [*v.order, v.order[-1]]
 
 
-@mistake("SL711", "attention has no residual sum")
+@mistake("SL711", "attention has no residual sum", _in_turn)
 def residual_missing_attention(v: Variant) -> None:
     """The output of attention replaces the stream."""
     v.rewire(_NoAttentionResidual)
 
 
-@mistake("SL712", "the feed-forward layer has no residual sum")
+@mistake("SL712", "the feed-forward layer has no residual sum", _in_turn)
 def residual_missing_feed_forward(v: Variant) -> None:
     """The output of the feed-forward layer replaces the stream."""
     v.rewire(_NoFeedForwardResidual)
 
 
-@mistake("SL713", "attention and feed-forward layer run side by side", _pre)
+@mistake("SL713", "attention and feed-forward layer run side by side", _side_by_side)
 def parallel(v: Variant) -> None:
     """x + attention(norm1(x)) + mlp(norm2(x)), as GPT-NeoX has it: both read the block's input."""
     v.rewire(_Parallel)
 
 
-@mistake("SL714", "the feed-forward layer stands before attention", _pre)
+@mistake("SL714", "the feed-forward layer stands before attention", _in_turn)
 def feed_forward_first(v: Variant) -> None:
     """The two halves of a block are exchanged."""
     v.rewire(_FeedForwardFirst)
+    v.ends_elsewhere |= v.config.norm_placement == "post"
 
 
 @mistake("SL715", "residual sums are halved")
@@ -129,36 +140,34 @@ def dropout_on(v: Variant) -> None:
 
 
 class _NoAttentionResidual(Wired):
-    def joined(self, x: Array, y: Array, name: str) -> Array:
-        return y if name == "residual_mid" else super().joined(x, y, name)
+    def joined(self, half: Half, x: Array, y: Array) -> Array:
+        return y if half.total == "residual_mid" else super().joined(half, x, y)
 
 
 class _NoFeedForwardResidual(Wired):
-    def joined(self, x: Array, y: Array, name: str) -> Array:
-        return y if name == "residual_out" else super().joined(x, y, name)
+    def joined(self, half: Half, x: Array, y: Array) -> Array:
+        return y if half.total == "residual_out" else super().joined(half, x, y)
 
 
 class _Halved(Wired):
-    def joined(self, x: Array, y: Array, name: str) -> Array:
-        return super().joined(x, y, name) / 2
+    def joined(self, half: Half, x: Array, y: Array) -> Array:
+        return super().joined(half, x, y) / 2
 
 
 class _AttentionTwice(Wired):
-    def joined(self, x: Array, y: Array, name: str) -> Array:
-        return super().joined(x, y, name) + (y if name == "residual_mid" else 0)
+    def added(self, half: Half, x: Array, tap: Any) -> Array:
+        y = super().added(half, x, tap)
+        return 2 * y if half.total == "residual_mid" else y
 
 
 class _Parallel(Wired):
-    def __call__(self, x_BTD: Array, batch: Batch, cache: Any, tap: Any) -> Array:
-        first, second = norm_names(self.config)
-        attended = self.self_attn(self.normalize(first, x_BTD, tap), batch, cache, tap)
-        mid = self.summed(x_BTD, attended, "residual_mid", tap)
-        return self.summed(mid, self.mlp(self.normalize(second, x_BTD, tap), tap), "residual_out", tap)
+    def in_turn(self, x: Array, halves: Sequence[Half], tap: Any) -> Array:
+        first, second = halves
+        mid = self.summed(first, x, self.added(first, x, tap), tap)
+        return self.summed(second, mid, self.added(second, x, tap), tap)
 
 
 class _FeedForwardFirst(Wired):
-    def __call__(self, x_BTD: Array, batch: Batch, cache: Any, tap: Any) -> Array:
-        first, second = norm_names(self.config)
-        mid = self.summed(x_BTD, self.mlp(self.normalize(second, x_BTD, tap), tap), "residual_mid", tap)
-        attended = self.self_attn(self.normalize(first, mid, tap), batch, cache, tap)
-        return self.summed(mid, attended, "residual_out", tap)
+    def in_turn(self, x: Array, halves: Sequence[Half], tap: Any) -> Array:
+        first, second = halves
+        return super().in_turn(x, [second._replace(total=first.total), first._replace(total=second.total)], tap)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from numpy_reference.block import Block
 from samelogits.checking.catalogue.mistake import mistake
-from samelogits.checking.catalogue.wiring import Layer, Wired
 from samelogits.checking.rounding import round_bfloat16
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
 
 Array = np.ndarray
-NORMS = ("layer_norm", "rms_norm")
+NORMS = ("layer_norm", "rms_norm", "rms_norm_wide")
 SMALL = "inputs of a norm with a root mean square near sqrt(eps), for example embeddings scaled by 0.01"
 
 
@@ -27,8 +26,16 @@ def _rms_norm(config: DecoderConfig) -> bool:
     return config.norm == "rms_norm"
 
 
-def _pre(config: DecoderConfig) -> bool:
-    return config.norm_placement == "pre"
+def _weighted(config: DecoderConfig) -> bool:
+    return config.norm_weight != "none"
+
+
+def _plus_one(config: DecoderConfig) -> bool:
+    return config.norm_weight == "plus_one"
+
+
+def _biased(config: DecoderConfig) -> bool:
+    return _layer_norm(config) and _weighted(config) and (config.norm_bias or config.qk_norm_bias)
 
 
 def _eps(v: Variant, change: Callable[[float], float]) -> None:
@@ -39,13 +46,33 @@ def _normalize(v: Variant, scale: Callable[[Array, float], Array], *, centre: bo
     """Norms whose rows are multiplied by scale(x, eps), x centred or not as the config says or as told."""
     centred = _layer_norm(v.config) if centre is None else centre
 
-    def norm(x: Array, weight: Array, *rest: Any) -> Array:
+    def norm(x: Array, weight: Array | None, *rest: Any) -> Array:
         if centred:
             x = x - x.mean(-1, keepdims=True)
-        y: Array = x * scale(x, rest[-1]) * weight
-        return y + rest[0] if len(rest) == 2 else y
+        return _affine(x * scale(x, rest[-1]), weight, *rest[:-1])
 
     v.exchange(NORMS, lambda right: norm)
+
+
+def _affine(
+    y: Array, weight: Array | None, bias: Array | None = None, *, round_: Callable[[Array], Array] = lambda y: y
+) -> Array:
+    """y * weight + bias, as far as there are such, rounded after each."""
+    if weight is not None:
+        y = round_(y * weight)
+    return y if bias is None else round_(y + bias)
+
+
+def of_stack(v: Variant, which: int, change: Callable[..., Array]) -> None:
+    """Put change(norm, *arguments) where a norm outside the blocks was: 0 the embedding's, -1 the final one."""
+    count = v.config.embedding_norm + v.config.final_norm
+
+    def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
+        calls = itertools.count()
+        return lambda *a: change(right, *a) if next(calls) % count == which % count else right(*a)
+
+    v.places = ["stack"]
+    v.exchange(NORMS, wrap)
 
 
 def _mean_square(x: Array) -> Array:
@@ -102,32 +129,32 @@ def fast_variance(v: Variant) -> None:
     With mean 100 and standard deviation 0.1 the result is off by 0.4. With ordinary inputs nothing is seen.
     """
 
-    def norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    def norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
         x32 = x.astype(np.float32)
         mean = x32.mean(-1, keepdims=True)
         variance = np.maximum(np.square(x32).mean(-1, keepdims=True) - np.square(mean), 0)
-        return (x - mean) / np.sqrt(variance.astype(np.float64) + eps) * weight + bias
+        return _affine((x - mean) / np.sqrt(variance.astype(np.float64) + eps), weight, bias)
 
     v.exchange("layer_norm", lambda right: norm)
 
 
-@mistake("SL207", "the norms multiply by 1 + weight")
+@mistake("SL207", "the norms multiply by 1 + weight", lambda config: config.norm_weight == "plain")
 def one_plus_weight(v: Variant) -> None:
     """Gemma's checkpoints store w for a factor of 1 + w; most others store the factor. Right: choose by model type."""
     v.exchange(NORMS, lambda right: lambda x, weight, *rest: right(x, 1 + weight, *rest))
 
 
-@mistake("SL208", "the norms' weight is not applied")
+@mistake("SL208", "the norms' weight is not applied", _weighted)
 def weight_missing(v: Variant) -> None:
     """The weight was not loaded and stayed 1, or the norm has none (`elementwise_affine=False`, `use_scale=False`)."""
     v.exchange(NORMS, lambda right: lambda x, weight, *rest: right(x, np.ones_like(weight), *rest))
 
 
-@mistake("SL209", "the norms' bias is not applied", _layer_norm)
+@mistake("SL209", "the norms' bias is not applied", _biased)
 def bias_missing(v: Variant) -> None:
     """The bias was not loaded and stayed 0: in Flax it is called `bias` beside `scale`, in old TensorFlow files
     `beta`."""
-    v.exchange("layer_norm", lambda right: lambda x, weight, bias, eps: right(x, weight, np.zeros_like(bias), eps))
+    v.exchange("layer_norm", lambda right: lambda x, weight, bias, eps: right(x, weight, None, eps))
 
 
 @mistake("SL210", "RMSNorm, where LayerNorm is meant", _layer_norm)
@@ -161,108 +188,49 @@ def norm_in_bfloat16(v: Variant) -> None:
     Right: cast to float32 first, and back after the multiplication (Gemma) or before it (Llama).
     """
 
-    def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
-        def norm(x: Array, weight: Array, *rest: Any) -> Array:
-            r = round_bfloat16
-            x = r(x)
-            if len(rest) == 2:
-                x = r(x - r(x.mean(-1, keepdims=True)))
-            y = r(r(x * r(1 / np.sqrt(r(_mean_square(x)) + rest[-1]))) * weight)
-            return r(y + rest[0]) if len(rest) == 2 else y
+    def norm(x: Array, weight: Array | None, *rest: Any) -> Array:
+        r = round_bfloat16
+        x = r(x)
+        if len(rest) == 2:
+            x = r(x - r(x.mean(-1, keepdims=True)))
+        return _affine(r(x * r(1 / np.sqrt(r(_mean_square(x)) + rest[-1]))), weight, *rest[:-1], round_=r)
 
-        return norm
-
-    v.exchange(NORMS, wrap)
-
-
-@mistake("SL215", "the norm before attention is left out", _pre)
-def norm_missing(v: Variant) -> None:
-    """The layer reads the residual stream itself."""
-    v.rewire(_NoAttentionNorm)
+    v.exchange(NORMS, lambda right: norm)
 
 
 @mistake("SL216", "the final norm is left out", lambda config: config.final_norm, local=False)
 def final_norm_missing(v: Variant) -> None:
     """The head reads the residual stream itself: `ln_f` or `model.norm` was forgotten."""
-    v.places = ["stack"]
-    v.exchange(NORMS, lambda right: lambda x, *rest: x)
+    of_stack(v, -1, lambda right, x, *rest: x)
 
 
-@mistake("SL217", "the final norm is applied twice", lambda config: config.final_norm, local=False)
+@mistake("SL217", "the final norm is applied twice", lambda c: c.final_norm and _weighted(c), local=False)
 def final_norm_twice(v: Variant) -> None:
     """Once by the stack of blocks and once by the head."""
-    v.places = ["stack"]
-    v.exchange(NORMS, lambda right: lambda *a: right(right(*a), *a[1:]))
+    of_stack(v, -1, lambda right, *a: right(right(*a), *a[1:]))
 
 
-@mistake("SL218", "a block's two norms are swapped")
-def norms_swapped(v: Variant) -> None:
-    """`ln_1` and `ln_2` have equal shapes, and a mapping by order or by a similar name exchanges them.
-
-    `post_attention_layernorm` is the norm before the feed-forward layer in Llama, and one after attention in Gemma 2.
-    """
-    first, second = v.norms
-    for layer in v.layers:
-        for part in ("weight", *(["bias"] if v.config.norm == "layer_norm" else [])):
-            a, b = v.of(layer, f"{first}.{part}"), v.of(layer, f"{second}.{part}")
-            v.parameters[a], v.parameters[b] = v.parameters[b], v.parameters[a]
-
-
-@mistake("SL219", "the residual sum starts from the normed input", _pre)
-def residual_of_normed(v: Variant) -> None:
-    """norm(x) + f(norm(x)) instead of x + f(norm(x)): the name was used again for the normed value. BLOOM may do so by
-    its configuration, GPT-2 and Llama never."""
-    v.rewire(_ResidualOfNormed)
-
-
-@mistake("SL220", "the norm stands after the layer, not before it", _pre)
-def normed_output(v: Variant) -> None:
-    """x + norm(f(x)) instead of x + f(norm(x)). OLMo 2 does so, GPT-2 and Llama don't."""
-    v.rewire(_NormedOutput)
-
-
-@mistake("SL221", "the norm stands after the residual sum, not before the layer", _pre)
-def post_norm(v: Variant) -> None:
-    """norm(x + f(x)), as the first transformer had it, instead of x + f(norm(x))."""
-    v.rewire(_PostNorm)
-
-
-@mistake("SL222", "the norm stands before the layer, not after the residual sum", lambda config: not _pre(config))
-def pre_norm(v: Variant) -> None:
-    """x + f(norm(x)) instead of norm(x + f(x))."""
-    v.rewire(_PreNorm)
-
-
-@mistake("SL223", "LayerNorm's bias is added before the weight is applied", _layer_norm)
+@mistake("SL223", "LayerNorm's bias is added before the weight is applied", _biased)
 def bias_first(v: Variant) -> None:
     """(normal + bias) * weight instead of normal * weight + bias."""
-    v.exchange("layer_norm", lambda right: lambda x, weight, bias, eps: right(x, weight, bias * weight, eps))
+
+    def wrap(right: Callable[..., Array]) -> Callable[..., Array]:
+        return lambda x, weight, bias, eps: right(x, weight, None if bias is None else bias * weight, eps)
+
+    v.exchange("layer_norm", wrap)
 
 
-class _NoAttentionNorm(Block):
-    def normalize(self, norm_name: str, x_BTD: Array, tap: Any) -> Array:
-        if norm_name.startswith("input"):
-            x: Array = tap(f"{self.name}.{norm_name}", x_BTD)
-            return x
-        return super().normalize(norm_name, x_BTD, tap)
+@mistake("SL224", "the norms multiply by the weight, where 1 + weight is meant", _plus_one)
+def weight_for_one_plus(v: Variant) -> None:
+    """Gemma's checkpoints store w for a factor of 1 + w, so that weights lie about 0, and a norm written for Llama
+    makes everything small. Right: choose by model type."""
+    v.exchange("plus_one", lambda right: lambda weight: weight)
 
 
-class _ResidualOfNormed(Wired):
-    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
-        normed = self.normalize(norm, x, tap)
-        return self.summed(normed, layer(normed), name, tap)
+@mistake("SL225", "1 + weight is rounded to bfloat16", _plus_one, rounding=True)
+def one_plus_weight_bfloat16(v: Variant) -> None:
+    """The weight is cast before 1 is added, or after: 1 + 15.8125 becomes 16.75, and 1 + 0.0035 becomes 1.
 
-
-class _NormedOutput(Wired):
-    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
-        return self.summed(x, self.normalize(norm, layer(x), tap), name, tap)
-
-
-class _PostNorm(Wired):
-    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
-        return self.normalize(norm, self.summed(x, layer(x), name, tap), tap)
-
-
-class _PreNorm(Wired):
-    def half(self, x: Array, layer: Layer, norm: str, name: str, tap: Any) -> Array:
-        return self.summed(x, layer(self.normalize(norm, x, tap)), name, tap)
+    Right: 1 + weight, and the product with it, in float32.
+    """
+    v.exchange("plus_one", lambda right: lambda weight: round_bfloat16(right(weight)))

@@ -6,12 +6,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from samelogits.checking.catalogue.activations import ACTIVATIONS
 from samelogits.checking.catalogue.mistake import mistake
+from samelogits.checking.catalogue.norms import NORMS
+from samelogits.checking.catalogue.wiring import Half, Wired
 from samelogits.checking.rounding import round_bfloat16, round_float16, round_tf32
 from samelogits.checking.variant import Variant
 
 Array = np.ndarray
 PRODUCTS = ("linear", "attention_scores", "attention_mix")
+MATRICES = tuple(
+    f"{part}.weight"
+    for part in ("proj", "router", "embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head")
+)
+EVERYTHING = (
+    *PRODUCTS, *ACTIVATIONS, *NORMS, "embed", "add", "multiply", "scale", "soft_cap", "plus_one", "rotate",
+    "attention_weights", "route", "weigh",
+)  # fmt: skip
 
 
 def _read(v: Variant, round_: Callable[[Array], Array], operations: Sequence[str] = PRODUCTS) -> None:
@@ -24,8 +35,21 @@ def _write(v: Variant, round_: Callable[[Array], Array], operations: Sequence[st
     v.exchange(operations, lambda right: lambda *a: round_(right(*a)))
 
 
+def _stream(v: Variant, round_: Callable[[Array], Array]) -> None:
+    """Residual sums are rounded, and that of token and position embedding."""
+
+    class Rounded(Wired):
+        def joined(self, half: Half, x: Array, y: Array) -> Array:
+            return round_(super().joined(half, x, y))
+
+    v.rewire(Rounded)
+    v.places = [place for place in v.places if place == "stack"]
+    _write(v, round_, ("add",))
+
+
 def _weights(v: Variant, change: Callable[[Array], Array]) -> None:
-    v.edit(".weight", lambda weight: change(weight) if weight.ndim == 2 else weight)
+    """The tables and matrices, not the norms' weights."""
+    v.edit(MATRICES, change)
 
 
 @mistake("SL801", "products read TF32", rounding=True)
@@ -84,19 +108,19 @@ def int8_weights(v: Variant) -> None:
 @mistake("SL821", "the residual stream is kept in bfloat16", rounding=True)
 def bfloat16_residual(v: Variant) -> None:
     """Sums are cast to 16 bits while products run in 32."""
-    _write(v, round_bfloat16, ("add",))
+    _stream(v, round_bfloat16)
 
 
 @mistake("SL822", "the residual stream is kept in float16", rounding=True)
 def float16_residual(v: Variant) -> None:
     """Sums are cast to float16."""
-    _write(v, round_float16, ("add",))
+    _stream(v, round_float16)
 
 
 @mistake("SL823", "the activation computes in bfloat16", rounding=True)
 def bfloat16_activation(v: Variant) -> None:
     """The feed-forward layer's activation reads and writes 16 bits."""
-    v.exchange(("relu", "gelu", "gelu_tanh", "silu"), lambda right: lambda x: round_bfloat16(right(round_bfloat16(x))))
+    v.exchange(ACTIVATIONS, lambda right: lambda x: round_bfloat16(right(round_bfloat16(x))))
 
 
 @mistake(
@@ -112,13 +136,11 @@ def bfloat16_embeddings(v: Variant) -> None:
 def bfloat16_everything(v: Variant) -> None:
     """The model was loaded in its checkpoint's 16 bits, and its logits cast to float32."""
     _weights(v, round_bfloat16)
-    everything = (*PRODUCTS, "add", "multiply", "rotate", "attention_weights", "layer_norm", "rms_norm", "embed")
-    _write(v, round_bfloat16, (*everything, "relu", "gelu", "gelu_tanh", "silu"))
+    _write(v, round_bfloat16, EVERYTHING)
 
 
 @mistake("SL826", "everything is computed in float16", rounding=True)
 def float16_everything(v: Variant) -> None:
     """The model was loaded in float16, and its logits cast to float32."""
     _weights(v, round_float16)
-    everything = (*PRODUCTS, "add", "multiply", "rotate", "attention_weights", "layer_norm", "rms_norm", "embed")
-    _write(v, round_float16, (*everything, "relu", "gelu", "gelu_tanh", "silu"))
+    _write(v, round_float16, EVERYTHING)

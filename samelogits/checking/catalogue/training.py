@@ -10,6 +10,8 @@ import numpy as np
 
 from samelogits.checking.catalogue.mistake import mistake
 from samelogits.checking.variant import Variant
+from samelogits.config import DecoderConfig
+from samelogits.parameters import parameter_shapes
 
 Array = np.ndarray
 IGNORED = "targets of which some are ignored"
@@ -159,7 +161,11 @@ def decay_missing(v: Variant) -> None:
     _rule(v, decay="none")
 
 
-@mistake("SL957", "norms and biases are decayed too", stage="training", local=False)
+def _has_vectors(config: DecoderConfig) -> bool:
+    return any(len(shape) == 1 for shape in parameter_shapes(config).values())
+
+
+@mistake("SL957", "norms and biases are decayed too", _has_vectors, stage="training", local=False)
 def decay_everywhere(v: Variant) -> None:
     """One parameter group for all. Right: matrices alone, as is usual for such models."""
     _rule(v, decayed="all")

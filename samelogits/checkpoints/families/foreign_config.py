@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args
 
-from samelogits.checkpoints.json_file import shown
-from samelogits.config import DecoderConfig
-from samelogits.errors import CheckpointError, ConfigError
+from samelogits.config import LAYER_LIMIT, DecoderConfig, field_types
+from samelogits.errors import CheckpointError, ConfigError, shown
 from samelogits.parameters import raise_faults
 
 # gelu_new, gelu_pytorch_tanh and gelu_fast are three spellings of the tanh approximation; plain gelu is the erf form.
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "relu_squared",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -24,16 +24,18 @@ ACTIVATIONS = {
 
 # Keys that say how a model is kept, run, sampled or trained, not which function it is.
 HARMLESS = frozenset({
-    "_attn_implementation_autoset", "_from_model_config", "_name_or_path", "architectures", "bos_token_id", "dtype",
-    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "label2id", "model_type", "num_labels",
-    "pad_token_id", "problem_type", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers.js_config",
-    "transformers_version", "use_cache",
+    "_attn_implementation_autoset", "_from_model_config", "_name_or_path", "architectures", "auto_map", "bos_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "id2label",
+    "initializer_range", "is_encoder_decoder", "label2id", "model_type", "num_labels", "output_attentions",
+    "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "sep_token_id", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
 })  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Field:
-    """A config key that is one DecoderConfig field. default: what its absence means; None where it must be there."""
+    """A config key that is one DecoderConfig field, or with several of these as many. default: what its absence means;
+    None where it must be there."""
 
     key: str
     name: str
@@ -45,6 +47,7 @@ class ForeignConfig:
 
     def __init__(self, values: Mapping[str, Any], where: str):
         self._left = {key: value for key, value in values.items() if value is not None}
+        self._null = values.keys() - self._left.keys()
         self.where = where
 
     def take(self, key: str, kind: type, default: Any = None) -> Any:
@@ -55,6 +58,10 @@ class ForeignConfig:
         if type(value) is not kind and value is not default:
             raise self.fault(key, f"a value of type {kind.__name__}", value)
         return value
+
+    def take_or_none(self, key: str, kind: type, default: Any) -> Any:
+        """As take, for a key whose null is no absence but says that there is none."""
+        return self.take(key, kind, None if key in self._null else default)
 
     def require(self, key: str, kind: type) -> Any:
         """As take, but an absent key raises CheckpointError."""
@@ -91,11 +98,16 @@ class ForeignConfig:
 
 def decode_fields(fields: tuple[Field, ...], keys: ForeignConfig) -> dict[str, Any]:
     """DecoderConfig fields, out of the keys."""
-    hints = get_type_hints(DecoderConfig)
-    values = {}
+    hints = field_types()
+    values, taken = {}, {}
     for field in fields:
-        kind = str if field.name == "activation" else hints[field.name]
-        value = keys.require(field.key, kind) if field.default is None else keys.take(field.key, kind, field.default)
+        kind = str if field.name == "activation" else _kind(hints[field.name])
+        if field.key not in taken:
+            required = field.default is None
+            taken[field.key] = keys.require(field.key, kind) if required else keys.take(field.key, kind, field.default)
+        value = taken[field.key]
+        if field.name == "n_layers" and value > LAYER_LIMIT:  # before a family lists them
+            raise keys.fault(field.key, f"1 to {LAYER_LIMIT}", value)
         if field.name == "activation":
             if value not in ACTIVATIONS:
                 raise keys.fault(field.key, f"one of {', '.join(ACTIVATIONS)}", value)
@@ -105,7 +117,15 @@ def decode_fields(fields: tuple[Field, ...], keys: ForeignConfig) -> dict[str, A
 
 
 def encode_fields(fields: tuple[Field, ...], config: DecoderConfig) -> dict[str, Any]:
-    """The inverse of decode_fields; an activation with several spellings gets the first of ACTIVATIONS."""
+    """The inverse of decode_fields; an activation with several spellings gets the field's own or the first of them."""
     spelling = {name: key for key, name in reversed(ACTIVATIONS.items())}
+    spelling |= {
+        ACTIVATIONS[field.default]: field.default for field in fields if field.name == "activation" and field.default
+    }
     values = {field.key: getattr(config, field.name) for field in fields}
     return {key: spelling[value] if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _kind(hint: Any) -> Any:
+    """The type of a field, None aside."""
+    return next((choice for choice in get_args(hint) if choice is not type(None)), hint)

@@ -1,0 +1,61 @@
+"""GPT-2's kin: what their files may not say. That the rest means what transformers makes of it, test_families shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cases_gpt import CASES
+from checkpoint_files import assert_one_line
+
+from samelogits.checkpoints.families.registry import FAMILIES
+from samelogits.errors import CheckpointError
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt_bigcode heads": ("gpt_bigcode", {"num_key_value_heads": 2}, "num_key_value_heads: expected 1"),
+    "gpt_bigcode cross": ("gpt_bigcode", {"add_cross_attention": True}, "add_cross_attention: expected False"),
+    "gpt_neo count": ("gpt_neo", {"num_layers": 3}, "attention_types: expected 'global' or 'local' for 3 layers"),
+    "gpt_neo default": ("gpt_neo", {"attention_types": None}, "for 4 layers"),
+    "gpt_neo kind": ("gpt_neo", {"attention_types": [[["glocal"], 4]]}, "'global' or 'local'"),
+    "gpt_neo shape": ("gpt_neo", {"attention_types": [["global", 4, 4]]}, "attention_types: expected pairs"),
+    "gpt_neo number": ("gpt_neo", {"attention_types": [[["global"], "4"]]}, "attention_types: expected pairs"),
+    "gpt_neo huge": ("gpt_neo", {"attention_types": [[["global"], 10**12]]}, "for 4 layers"),
+    "gpt_neo both": ("gpt_neo", {"attention_layers": ["global"] * 4}, "attention_layers: expected what"),
+    "gpt_neo dropout": ("gpt_neo", {"embed_dropout": 0.5}, "resid_dropout: expected embed_dropout 0.5"),
+    "gpt_neo window": ("gpt_neo", {"window_size": 0}, "sliding_window: expected 1"),
+    "gptj odd": ("gptj", {"rotary_dim": 5}, "rotary_width: expected an even width"),
+    "gptj wide": ("gptj", {"rotary_dim": None}, "rotary_width: expected at most d_head 8, found 64"),
+    "gptj no rotary": ("gptj", {"rotary": False}, "rotary: expected True"),
+    "codegen shards": ("codegen", {"n_embd": 30, "n_head": 5}, "n_embd: expected a multiple of 4"),
+    "opt heads": ("opt", {"num_attention_heads": 3}, "num_attention_heads: expected a divisor of hidden_size 20"),
+    "opt flag": ("opt", {"enable_bias": 1}, "enable_bias: expected a value of type bool"),
+    "bloom both": ("bloom", {"n_embed": 24}, "n_embed: expected hidden_size 20, found 24"),
+    "bloom neither": ("bloom", {"hidden_size": None}, "hidden_size: expected a value of type int, found nothing"),
+    "bloom residual": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+    "mpt learned": ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi: expected True"),
+    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max: expected 8"),
+    "mpt norms of q and k": ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln: expected False"),
+    "mpt unknown": ("mpt", {"attn_config": {"kv_n_heads": 1}}, "attn_config: 'kv_n_heads': not understood"),
+    "mpt norm": ("mpt", {"norm_type": "rmsnorm"}, "norm_type: expected low_precision_layernorm or layernorm"),
+    "mpt logits": ("mpt", {"logit_scale": 0.5}, "'logit_scale': not understood"),
+    "mpt width": ("mpt", {"expansion_ratio": 2}, "expansion_ratio: expected 4"),
+}
+
+
+@pytest.mark.parametrize(("model_type", "keys", "words"), REFUSED.values(), ids=REFUSED)
+def test_refused(model_type: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        FAMILIES[model_type].read_config({"model_type": model_type, **CASES[model_type][0], **keys}, "a file")
+    assert_one_line(error.value, "a file", words)
+
+
+def test_what_no_key_can_say_is_an_obstacle() -> None:
+    """GPT-J has no biases in attention, BLOOM's feed-forward layer is four times as wide as the model."""
+    gptj = FAMILIES["gptj"].read_config(CASES["gptj"][0], "gptj")
+    assert FAMILIES["gptj"].obstacles(replace(gptj, attention_bias=True)) == [
+        "attention_bias must be False, found True"
+    ]
+    bloom = FAMILIES["bloom"].read_config(CASES["bloom"][0], "bloom")
+    assert FAMILIES["bloom"].obstacles(replace(bloom, d_ff=79)) == ["d_ff can't be 79, only 80 here"]
+    assert FAMILIES["gpt_bigcode"].obstacles(gptj)

@@ -1,0 +1,24 @@
+"""Ministral: Mistral where some layers have a window and others have none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from samelogits.checkpoints.families.foreign_config import ForeignConfig
+from samelogits.checkpoints.families.llama import llama_like, read_llama, write_llama
+from samelogits.checkpoints.families.rope import read_windows, write_windows
+from samelogits.config import DecoderConfig
+
+
+def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
+    n_layers = known["n_layers"]
+    window = keys.take_or_none("sliding_window", int, 4096)
+    return read_llama(keys, known, kv_heads=8) | read_windows(keys, n_layers, window, range(n_layers))
+
+
+def _express(config: DecoderConfig) -> dict[str, Any]:
+    return write_llama(config) | write_windows(config)
+
+
+MINISTRAL = llama_like("ministral", "MinistralForCausalLM", derive=_derive, express=_express)
