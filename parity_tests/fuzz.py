@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ PARSERS = {
 }
 EXECUTIONS = {"loader": 100_000}  # of the others ten million
 PART = 250_000  # executions of one process; what it holds in memory goes with it
+BROKEN_OFF = 130  # exit status of a part that was told to end
 MINIMIZING = 20.0  # seconds for one finding
 
 
@@ -50,7 +52,7 @@ def main() -> int:
             command = [sys.executable, __file__, name, "--part", str(part), "--folder", str(options.folder)]
             command += ["--seed", str(options.seed)]
             code = subprocess.run(command).returncode
-            if code == 1:
+            if code in (1, BROKEN_OFF):
                 return code
             if code:  # killed by a signal, or by libFuzzer, which has kept the file; how far it came isn't known
                 _log(options.folder, {"parser": name, "executions": 0, "lost": part, "died": code})
@@ -113,7 +115,7 @@ class Run:
         if self.count % 256 == 0 and time.monotonic() - self.shown > 10:
             self._show()
         if self.count >= self.executions:
-            self._end()
+            self.end()
 
     def mutate(self, data: bytes, max_size: int, seed: int) -> bytes:
         """By the parser's mutation or by libFuzzer's; often of a valid file, as what reaches new code is seldom one."""
@@ -143,13 +145,14 @@ class Run:
         path.with_suffix(".txt").write_text(f"{finding.kind}\n{finding}\n{small!r}\n")
         print(f"{self.name}: FOUND {path}.bin: {str(finding)[:300]}", file=sys.stderr, flush=True)
 
-    def _end(self) -> None:
+    def end(self, status: int = 0) -> None:
+        """Log what was done, and leave."""
         self._show()
         entry = {"parser": self.name, "executions": self.count, "accepted": self.accepted, "findings": self.new,
                  "seconds": round(time.monotonic() - self.begun, 1),
                  "processor": round(time.process_time() - self.processor, 1), "seed": self.seed}  # fmt: skip
         _log(self.folder, entry)
-        os._exit(0)  # libFuzzer has no other end
+        os._exit(status)  # libFuzzer has no other end
 
 
 def minimized(parser: object, data: bytes, kind: str) -> bytes:
@@ -190,7 +193,15 @@ def fuzz(name: str, options: argparse.Namespace) -> None:
         (seeds / str(i)).write_bytes(data)
     longest = 2 * max(map(len, run.seeds))
     flags = [f"-seed={seed}", f"-max_len={longest}", "-mutate_depth=3", "-timeout=60", "-rss_limit_mb=4096"]
-    flags += ["-reload=0", "-verbosity=0", f"-artifact_prefix={options.folder}/{name}-"]
+    flags += [
+        "-reload=0",
+        "-verbosity=0",
+        "-handle_int=0",
+        "-handle_term=0",
+        f"-artifact_prefix={options.folder}/{name}-",
+    ]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: run.end(BROKEN_OFF))
     atheris.Setup([sys.argv[0], *flags, str(corpus), str(seeds)], run.one, custom_mutator=run.mutate)
     atheris.Fuzz()
 
