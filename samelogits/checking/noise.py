@@ -42,6 +42,7 @@ PRECISIONS = {
 # Errors of library functions, in units of `inside`: relative for exp, absolute for tanh and erf, whose GELU in torch is
 # that inaccurate.
 EXP = TANH = 4.0
+ROWS = 2**16  # of a weight that are squared at once
 
 
 def disturb(variant: Variant, precision: Precision, seed: int) -> None:
@@ -111,10 +112,13 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
             def run(*args: Any) -> Array:
                 y: Array = operation(*args)
                 bias = args[2] if len(args) > 3 else None
-                whole = y if bias is None else y - bias
-                steps = squares(operation, *args)
-                sums = length(*args) * p.inside**2 * (np.square(whole) / 3 + steps / 6)
-                return relative(y + uniform(y.shape) * np.sqrt(sums + 2 * p.factors**2 * steps), p.storage)
+                sums = length(*args) * p.inside**2
+                variance = np.square(y if bias is None else y - bias)
+                variance *= sums / 3
+                variance += squares(operation, *args) * (sums / 6 + 2 * p.factors**2)
+                noise = np.sqrt(variance, out=variance)
+                noise *= uniform(y.shape)
+                return relative(y + noise, p.storage)
 
             return run
 
@@ -131,7 +135,10 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         return run
 
     def linear_squares(operation: Any, x: Array, weight: Array, bias: Any = None, prepared: Any = None) -> Array:
-        return np.maximum(operation(np.square(x), np.square(weight), None, None), 0)
+        x = np.square(x)
+        # In parts, as a head's weight is by far the largest array, and its square as large again.
+        parts = np.array_split(weight, -(-len(weight) // ROWS))
+        return np.maximum(np.concatenate([operation(x, np.square(part), None, None) for part in parts], axis=-1), 0)
 
     def score_squares(operation: Any, q: Array, k: Array, scale: float) -> Array:
         return np.abs(operation(np.square(q), np.square(k), scale)) * scale
