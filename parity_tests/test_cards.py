@@ -85,6 +85,7 @@ def test_every_family_has_the_weights_and_the_fingerprint_of_its_card(family: st
 
 
 @needs_all
+@pytest.mark.slow(when=lambda given: given["name"] != "arcee")
 @pytest.mark.parametrize("name", REPRODUCED)
 def test_reproduced(name: str) -> None:
     made = make_cards.make(name)

@@ -82,6 +82,7 @@ def run(place, name, *arguments, module="exact_primitives", prepared=False):
         return ladder.to_numpy(getattr(ops, name)(*placed))
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and given["kind"] not in ("gpt", "everything"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_set_of_bits(kind, place):
     check_same_bits(KINDS[kind], place)
@@ -98,6 +99,7 @@ def trained(config, place):
     return digest(model.parameters()), results, model
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and given["kind"] != "llama")
 @pytest.mark.parametrize("kind", TRAINED)
 def test_one_set_of_trained_weights(kind, place):
     config = KINDS[kind]

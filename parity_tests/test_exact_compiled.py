@@ -49,6 +49,7 @@ def jitted(config, inputs):
 
 
 @ladder.needs("jax")
+@pytest.mark.slow(when=lambda given: given["kind"] == "everything")
 @pytest.mark.parametrize("kind", ["gpt", "everything"])
 def test_jit_of_the_whole_decoder(kind):
     config = replace(KINDS[kind], n_layers=1)
@@ -124,11 +125,10 @@ def test_torch_compile_of_a_chain():
 
 
 @needs_inductor
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_torch_compile_of_the_whole_decoder(kind, request):
+def test_torch_compile_of_the_whole_decoder(kind):
     """Inductor's program of one layer and the head. GCC drops some casts to float32 and back in it."""
-    if not request.config.getoption("--slow"):
-        pytest.skip("a minute or two for each kind: python -m nox -s exhaustive")
     config = KINDS[kind]
     if kind not in ladder.FAMILIES:  # whose layers differ
         config = replace(config, n_layers=1)

@@ -221,19 +221,17 @@ def check_all(check, model, reference, sizes, n):
     for_all(n, lambda **drawn: check(model, reference, sizes, **drawn), **strategies(check, sizes))
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and given["kind"] not in ladder.CONFIGS)
 @pytest.mark.parametrize("check", [check_surroundings, check_chunks, check_gradients])
 @pytest.mark.parametrize("kind", [*ladder.CONFIGS, "everything", "bloom"])
 def test_no_surroundings_move_a_bit(place, kind, check):
     config = ladder.ALL[kind]
-    if place.backend == "jax" and kind not in ladder.CONFIGS:
-        pytest.skip("in JAX each shape compiles for seconds: the others stand for these")
     reference = load(config, ladder.cpu("numpy"))
     check_all(check, load(config, place), reference, sizes_for(place), 4 if place.backend == "jax" else 12)
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and given["config"] != "llama")
 def test_tokens_alone(place, config):
-    if place.backend == "jax" and config != ladder.LLAMA:
-        pytest.skip("in JAX each shape compiles for seconds: one config stands for the others")
     examples = 2 if place.backend == "jax" else 20
     check_all(check_alone, load(config, place), load(config, ladder.cpu("numpy")), Sizes(), examples)
 

@@ -49,6 +49,7 @@ def one_digest(models, ids):
 
 
 @needs_another
+@pytest.mark.slow
 def test_exact_bits_of_a_text(checkpoint):
     """256 tokens of text, exact arithmetic: one SHA-256 in all three."""
     ids = checkpoint.load_tokenizer().encode(TEXT.read_text(encoding="utf-8"))[:256]
@@ -56,6 +57,7 @@ def test_exact_bits_of_a_text(checkpoint):
     one_digest((samelogits.load(checkpoint, name, arithmetic="exact-compact") for name in installed_backends()), [ids])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(installed_backends()) < len(backend_names()), reason="runs where all frameworks are, once")
 def test_exact_bits_of_gpt2_sizes():
     """256 random tokens through GPT-2 124M with random weights: one SHA-256 in all three."""

@@ -19,6 +19,7 @@ from samelogits.checking.report import Cause, Report, StageResult, Undecided
 from samelogits.checking.scores import ROW_LIMIT, Spread
 from samelogits.checking.variant import Variant
 from samelogits.errors import CandidateError
+from samelogits.rotary import rotary_frequencies
 from samelogits.schedule import AdamWSettings
 
 Array = np.ndarray
@@ -29,6 +30,7 @@ STEPS = 6
 TRAINABLE = 20_000_000  # weights; the reference trains in float64, many times
 GRADIENT_LIMIT = 3.0  # of the noise: the backward pass's own is modelled less closely than the forward pass's
 ALIKE = 1e-12  # losses that differ by less, relatively, are those of one function
+BY_LENGTH = "its rotary frequencies depend on the length of the text: a shorter one is another function"
 TEMPERATURE, TOP_P = 0.7, 0.9  # of the log-probabilities that samplers mean
 
 
@@ -99,12 +101,14 @@ class _Stages:
         p = self.probe
         if self.candidate.probe is not None or len(p.tokens_BT) < 2:
             return None
+        rows = [row for row, length in enumerate(p.mask_BT.sum(1)) if length and self._turns_alike(int(length))]
+        if not rows:
+            return self.skipped("row alone", BY_LENGTH)
         self.progress(f"{self.result.name}: rows alone")
-        logits: Array = np.zeros(spread.reference.shape)
-        for row, (tokens_T, mask_T) in enumerate(zip(p.tokens_BT, p.mask_BT, strict=True)):
-            alone = tokens_T[mask_T][None]
-            if not alone.size:
-                continue
+        logits: Array = spread.reference.copy()
+        for row in rows:
+            mask_T = p.mask_BT[row]
+            alone = p.tokens_BT[row, mask_T][None]
             found = self.candidate.run(Probe(alone, np.ones(alone.shape, bool), np.full_like(alone, -100))).logits
             if found.ndim != 3 or found.shape[:2] != alone.shape or found.shape[2] < logits.shape[2]:
                 expected = [*alone.shape, logits.shape[2]]
@@ -120,6 +124,8 @@ class _Stages:
         decode = getattr(self.candidate, "decode", None)
         if decode is None:
             return None
+        if not self._turns_alike(1):
+            return self.skipped("decoding", BY_LENGTH)
         self.progress(f"{self.result.name}: decoding")
         try:
             with quiet():
@@ -129,6 +135,16 @@ class _Stages:
                 f"candidate {self.result.name}: decoding raised {type(error).__name__}: {error}"
             ) from error
         return self._judge_logits("decoding", logits[..., : spread.reference.shape[2]], spread)
+
+    def _turns_alike(self, length: int) -> bool:
+        """Whether a text of this length has the rotary frequencies of the probe's longest row."""
+        c, longest = self.judge.config, int(self.probe.mask_BT.sum(1).max())
+        recipes = ((c.rope_theta, c.rope_scaling), (c.local_rope_theta, c.local_rope_scaling))
+        return all(
+            np.array_equal(*(rotary_frequencies(c.rotated, theta, scaling, n) for n in (length, longest)))
+            for theta, scaling in recipes
+            if theta is not None
+        )
 
     def loss(self) -> StageResult | None:
         """The loss that belongs to the candidate's own logits."""

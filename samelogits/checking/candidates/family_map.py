@@ -24,6 +24,7 @@ GIVEN = {
     "mlp.down_proj": "mlp.output",
 }
 LAYER = "model.layers.{i}."
+MOVED = ".block_sparse_moe.", ".mlp."  # a part's name in Mixtral's files, and in transformers 5
 
 
 def family_map(family: Family, config: DecoderConfig) -> NameMap:
@@ -44,9 +45,10 @@ def family_map(family: Family, config: DecoderConfig) -> NameMap:
 
     def add(module: str, taps: list[str], part: Part = "output", split: Split | None = None) -> None:
         """A rule for the taps of the config, `{i}` standing for the layer in both."""
-        if any(tap.replace(r"\1", "0") in known for tap in taps):
-            pattern = re.compile(re.escape(module).replace(r"\{i\}", r"(\d+)"))
-            rules.append(Rule(f"{family.model_type}: {module}", pattern, tuple(taps), part, None, split))
+        if any(tap.replace(r"\1", str(i)) in known for tap in taps for i in range(config.n_layers)):
+            for name in dict.fromkeys((module, f"{module}.".replace(*MOVED).removesuffix("."))):
+                pattern = re.compile(re.escape(name).replace(r"\{i\}", r"(\d+)"))
+                rules.append(Rule(f"{family.model_type}: {name}", pattern, tuple(taps), part, None, split))
 
     for rule in family.rules:
         layers = [i for i in range(config.n_layers) if f"{rule.canonical[0].format(i=i, e=0)}.weight" in shapes]

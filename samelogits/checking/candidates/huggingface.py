@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from samelogits.checking.candidates.candidate import Array, Output, source_of, to_numpy
-from samelogits.checking.candidates.capture import guarded
+from samelogits.checking.candidates.capture import guarded, host_inputs
 from samelogits.checking.candidates.family_map import family_map
 from samelogits.checking.candidates.modules import TorchModuleCandidate, torch_as_found
 from samelogits.checking.candidates.name_map import NameMap
@@ -34,6 +37,7 @@ PREFIX = "hf:"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # A closed list: transformers takes other names as repositories of compiled kernels to download.
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+CACHES = ("cache", "past_key_values")  # what the cache is called, in one version and another
 EAGER = "eager_attention_forward"  # what each of transformers' files calls its own
 RECORDED = ("q_rotated", "k_rotated", "scores", "weights")
 
@@ -64,6 +68,27 @@ class HuggingFaceCandidate(TorchModuleCandidate):
         output.taps = {tap: self._arranged(tap, array, probe) for tap, array in output.taps.items()}
         return output
 
+    @property
+    def decode(self) -> Callable[[Probe], Array] | None:
+        """Logits of a probe by transformers' cache: half of it at once, the rest token by token. None without one."""
+        name = next((name for name in CACHES if name in self._parameters), None)
+        return None if name is None else functools.partial(self._decode, name)
+
+    def _decode(self, name: str, probe: Probe) -> Array:
+        cache_of: Any = importlib.import_module("transformers").DynamicCache
+        device = next(self.module.parameters()).device
+        inputs = {name: self.torch.tensor(array, device=device) for name, array in host_inputs(probe).items()}
+        cache, T = cache_of(config=self.module.config), probe.tokens_BT.shape[1]
+        ends = [0, *range(max(1, T // 2), T + 1)]
+        pieces = []
+        with torch_as_found(self.module), self.torch.no_grad():
+            for begin, end in itertools.pairwise(ends):
+                piece = {name: tensor[:, begin:end] for name, tensor in inputs.items()}
+                piece["attention_mask"] = inputs["attention_mask"][:, :end]
+                output = self._forward(self.module, piece, **{name: cache, "use_cache": True})
+                pieces.append(to_numpy(output.logits, "logits"))
+        return np.concatenate(pieces, axis=1)
+
     def source_of(self, tap: str) -> tuple[str, str]:
         """Source text of what computes a tap, and its place."""
         kind = tap.rpartition(".")[2]
@@ -90,11 +115,11 @@ class HuggingFaceCandidate(TorchModuleCandidate):
             array = turn_pairs(by_element, heads, c.rotated, to_half_split=True).T.reshape(array.shape)
         return array
 
-    def _forward(self, module: Any, inputs: dict[str, Any]) -> Any:
-        keywords = {"attention_mask": inputs["attention_mask"]}
+    def _forward(self, module: Any, inputs: dict[str, Any], **cache: Any) -> Any:
+        keywords = {"use_cache": False, "attention_mask": inputs["attention_mask"], **cache}
         if "position_ids" in self._parameters:
             keywords["position_ids"] = inputs["position_ids"]
-        return module(inputs["tokens"], use_cache=False, **keywords)
+        return module(inputs["tokens"], **keywords)
 
     @contextlib.contextmanager
     def _recorded(self, taps: dict[str, Array]) -> Iterator[None]:
