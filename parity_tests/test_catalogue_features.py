@@ -177,7 +177,7 @@ def test_alibi():
     for code, wrong in {
         "SL351": 0 * slopes,
         "SL352": -slopes[::-1],
-        "SL353": -slopes * 4,
+        "SL353": -slopes * np.array([4, 4, 4, 4, 2, 2]),
         "SL354": -(2.0 ** (-8 * np.arange(1, 7) / 6)),
         "SL355": slopes,
         "SL357": -slopes / np.sqrt(6),

@@ -46,14 +46,18 @@ def alibi_slopes(n_heads: int, steepest: float) -> np.ndarray:
     return np.exp2(-steepest * np.concatenate([exponents, between])).astype(np.float32)
 
 
-def alibi_table(config: DecoderConfig, positions_BT: np.ndarray, key_positions_BS: np.ndarray) -> np.ndarray:
-    """What ALiBi adds to the scores, float32 [B, N, T, S]: a head's slope times the way from query to key.
+def alibi_table(
+    config: DecoderConfig, positions_BT: np.ndarray, key_positions_BS: np.ndarray, slopes_N: np.ndarray | None = None
+) -> np.ndarray:
+    """What ALiBi adds to the scores, float32 [B, N, T, S]: a head's slope (default: that of alibi_slopes) times the way
+    from query to key.
 
     With alibi_rounded it counts from the first token instead, which leaves the softmax as it is but for its roundings:
     slopes, positions and products are bfloat16, and the sum is scaled like q . k.
     """
-    assert config.alibi_max is not None
-    slopes_N = alibi_slopes(config.n_heads, config.alibi_max)
+    if slopes_N is None:
+        assert config.alibi_max is not None
+        slopes_N = alibi_slopes(config.n_heads, config.alibi_max)
     if config.alibi_rounded:
         table_BNS = to_bfloat16(to_bfloat16(slopes_N)[:, None] * to_bfloat16(key_positions_BS[:, None]))
         scaled_BNS = table_BNS * np.float32(config.score_scale(0))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.detection.families import DRAWN, draw_config
 from samelogits.checking.probe import Probe, make_probe
 from samelogits.config import DecoderConfig
 from samelogits.errors import InputError
 from samelogits.parameters import random_parameters
 
-FAMILIES = ("llama", "gpt2", "seed")
+FAMILIES = ("llama", "gpt2", "seed", *DRAWN)
 ACTIVATIONS = {"llama": ("silu",), "gpt2": ("gelu_tanh", "gelu_tanh", "gelu", "relu"), "seed": ("relu", "gelu")}
 
 
@@ -33,6 +34,9 @@ def random_case(seed: int, family: str) -> tuple[DecoderConfig, dict[str, np.nda
 
 
 def _config(rng: np.random.Generator, family: str, length: int) -> DecoderConfig:
+    if family in DRAWN:
+        return draw_config(rng, family, length)
+
     def flip(chance: float = 0.5) -> bool:
         return bool(rng.random() < chance)
 

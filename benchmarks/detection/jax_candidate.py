@@ -13,9 +13,11 @@ import numpy as np
 import optax
 from jax import Array
 
-from benchmarks.detection import jax_block
+from benchmarks.detection.jax_attention import attention
 from benchmarks.detection.jax_block import block, dropped
-from benchmarks.detection.jax_layers import as_bfloat16, factors, norm, position_ids, sinusoids, stored, wide
+from benchmarks.detection.jax_feed_forward import experts, feed_forward
+from benchmarks.detection.jax_layers import Here, as_bfloat16, dense, factors, norm, soft_cap, stored, wide
+from benchmarks.detection.jax_positions import position_ids, sinusoids
 from benchmarks.detection.jax_training import language_model_loss, make_optimizer
 from benchmarks.detection.jax_weights import load, storage
 from benchmarks.detection.planted import Planted, written
@@ -38,7 +40,7 @@ class JaxCandidate:
     takes_mask = True
     probe: Probe | None = None
     complete = True  # run gives every tap
-    CODES = written("jax") - {"SL338", "SL966"}  # without 64 bits there are no float64 tables; torch's AMSGrad
+    CODES = written("jax")  # not SL338, as without 64 bits there are no float64 tables, nor SL966, torch's AMSGrad
     training_tolerance = 1e-6  # optax's schedules and corrections are float32
 
     def __init__(
@@ -62,6 +64,11 @@ class JaxCandidate:
     @staticmethod
     def holds(config: DecoderConfig) -> bool:
         """Whether it can be of this config."""
+        return True
+
+    @staticmethod
+    def makes(config: DecoderConfig, code: str) -> bool:
+        """Whether this mistake, which the config can have, can be made in it."""
         return True
 
     def run(self, probe: Probe) -> Output:
@@ -99,11 +106,11 @@ class JaxCandidate:
         """Source of the function that computes a tap, and its file and line."""
         thing: Callable[..., Any] = JaxCandidate.forward
         if tap.startswith("layers."):
-            thing = jax_block.block
+            thing = block
         if ".self_attn." in tap:
-            thing = jax_block.attention
+            thing = attention
         if ".mlp." in tap:
-            thing = jax_block.feed_forward
+            thing = experts if self.config.has_experts(int(tap.split(".")[1])) else feed_forward
         lines, start = inspect.getsourcelines(thing)
         return "".join(lines), f"{inspect.getsourcefile(thing)}:{start}"
 
@@ -137,14 +144,16 @@ class JaxCandidate:
         if "SL708" in wrong:
             order = [*order, order[-1]]
         for i in order:
-            here = self.planted.at(i)
-            x = x.astype(storage(self.dtype, here))
-            x = block(x, weights["layers"][i], i, c, here, mask, key, self.exact, tap)
+            here = Here(c, self.planted.at(i), i, mask, self.exact, key)
+            x = x.astype(storage(self.dtype, here.wrong))
+            x = block(x, weights["layers"][i], here, tap)
         x = x.astype(storage(self.dtype, wrong))
         if c.final_norm:
             for _ in range(0 if "SL216" in wrong else 2 if "SL217" in wrong else 1):
                 x = norm(x, weights["norm"], c, wrong)
             x = tap("norm", x)
+        if "embed_out" in weights:
+            x = dense(x, weights["embed_out"], wrong)
         return tap("logits", self._logits(weights, x))
 
     def _embedded(self, weights: Tree, tokens: Array, mask: Array, tap: Tap) -> Array:
@@ -165,6 +174,14 @@ class JaxCandidate:
         if "SL602" in wrong:
             x = x / math.sqrt(c.d_model)
         x = tap("embed_tokens", x)
+        scale = c.embedding_scale
+        if scale is not None and "SL606" not in wrong:
+            scale = float(jnp.bfloat16(scale)) if "SL607" in wrong else scale
+            x = x * (1 / scale if "SL608" in wrong else scale)
+        if "embed_in" in weights:
+            x = dense(x, weights["embed_in"], wrong)
+        if c.embedding_norm and "SL610" not in wrong:
+            x = norm(x, weights["embed_norm"], c, wrong)
         if c.position not in ("learned", "sinusoidal"):
             return x
         positions = position_ids(mask)
@@ -173,7 +190,8 @@ class JaxCandidate:
         if "SL335" in wrong:
             positions = jnp.zeros_like(positions)
         if c.position == "learned":
-            offset = 2 if "SL331" in wrong else 1 if "SL332" in wrong else 0
+            offset = 2 if "SL331" in wrong else 1 if "SL332" in wrong else c.position_offset
+            offset = 0 if "SL339" in wrong else offset
             rows = rounded(jnp.take(weights["positions"], positions + offset, axis=0, mode="clip"))
         else:
             rows = sinusoids(positions, c.d_model, wrong, self.exact).astype(x.dtype)
@@ -181,15 +199,23 @@ class JaxCandidate:
         return x if "SL333" in wrong else stored(x + rows, wrong)
 
     def _logits(self, weights: Tree, x: Array) -> Array:
-        wrong = self.planted.at("head")
+        c, wrong = self.config, self.planted.at("head")
         x = x.astype(storage(self.dtype, wrong))
         kernel = weights["head"] if "head" in weights else weights["embed"].T
+        kernel = kernel * c.embedding_scale if "SL609" in wrong else kernel
         read = factors(wrong)
-        logits = wide(read(x) @ read(kernel).astype(x.dtype))
-        if "SL621" in wrong:
-            logits = jnp.tanh(logits / 30.0) * 30.0
+        logits = read(x) @ read(kernel).astype(x.dtype)
+        if "head_bias" in weights:
+            logits = logits + weights["head_bias"]
         if "SL622" in wrong:
-            logits = logits * self.config.d_model**-0.5
+            logits = logits * c.d_model**-0.5
+        if c.logit_scale is not None and "SL628" not in wrong:
+            logits = logits / c.logit_scale if "SL629" in wrong else logits * c.logit_scale
+        if c.logit_softcap is not None and "SL630" not in wrong:
+            logits = soft_cap(logits, c.logit_softcap)
+        logits = wide(logits)
+        if "SL621" in wrong:
+            logits = soft_cap(logits, 30.0)
         if "SL623" in wrong:
             logits = jax.nn.log_softmax(logits)
         if "SL624" in wrong:

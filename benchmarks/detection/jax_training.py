@@ -111,7 +111,8 @@ def make_optimizer(s: AdamWSettings, wrong: frozenset[str]) -> optax.GradientTra
 
     def matrices(params: Tree) -> Tree:
         def decayed(path: Any, leaf: Array) -> bool:
-            return getattr(path[-1], "key", None) in ("kernel", "embed", "positions", "head")
+            name = getattr(path[-1], "key", None)  # a norm's scale may be a matrix, one row for each head
+            return name in ("kernel", "embed", "positions", "head") or (name == "scale" and leaf.ndim > 1)
 
         return jax.tree_util.tree_map_with_path(decayed, params)
 

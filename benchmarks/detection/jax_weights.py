@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,15 @@ from samelogits.parameters import norm_names
 
 Tree = dict[str, Any]
 QKV = ("q_proj", "k_proj", "v_proj")
+DROPPED = {  # biases that stay in the file
+    "SL531": QKV,
+    "SL532": ("q_proj",),
+    "SL533": ("k_proj",),
+    "SL534": ("v_proj",),
+    "SL535": ("o_proj",),
+    "SL536": ("gate_proj", "up_proj", "down_proj"),
+    "SL537": ("down_proj",),
+}
 
 
 def storage(dtype: Any, wrong: frozenset[str]) -> Any:
@@ -25,19 +35,31 @@ def storage(dtype: Any, wrong: frozenset[str]) -> Any:
 
 
 def load(config: DecoderConfig, parameters: Mapping[str, np.ndarray], planted: Planted, dtype: Any) -> Tree:
-    """The tree: "embed", "positions", "head" (if not tied), "norm", "layers"."""
+    """The tree: "embed", "positions", "embed_in" and "embed_out" (if the embedding is narrow), "head" (if not tied),
+    "head_bias", "embed_norm", "norm", "layers"."""
     stack, head = planted.at("stack"), planted.at("head")
 
     def put(value: np.ndarray, wrong: frozenset[str]) -> Any:
         return jnp.asarray(value, storage(dtype, wrong))
 
-    tree: Tree = {"embed": put(_matrix(parameters["model.embed_tokens.weight"], stack), stack)}
+    def matrix(name: str, wrong: frozenset[str]) -> Any:
+        return put(_matrix(parameters[f"{name}.weight"], wrong), wrong)
+
+    tree: Tree = {"embed": matrix("model.embed_tokens", stack)}
     if config.position == "learned":
-        tree["positions"] = put(_matrix(parameters["model.embed_positions.weight"], stack), stack)
-    if config.final_norm:
-        tree["norm"] = {p: put(v, stack) for p, v in _norm(parameters, "model.norm").items()}
+        tree["positions"] = matrix("model.embed_positions", stack)
+    if config.embedding_width not in (None, config.d_model):
+        tree["embed_in"] = {"kernel": matrix("model.embed_in", stack).T}
+        tree["embed_out"] = {"kernel": matrix("model.embed_out", stack).T}
+        if "SL614" in stack:
+            tree["embed_out"] = {"kernel": tree["embed_in"]["kernel"].T}
+    for name, there in (("embed_norm", config.embedding_norm), ("norm", config.final_norm)):
+        if there:
+            tree[name] = {part: put(value, stack) for part, value in _norm(parameters, f"model.{name}").items()}
+    if config.head_bias and "SL631" not in head:
+        tree["head_bias"] = put(parameters["lm_head.bias"], head)
     if not config.tie_embeddings:
-        tree["head"] = put(_matrix(parameters["lm_head.weight"], head).T, head)
+        tree["head"] = matrix("lm_head", head).T
         if "SL611" in stack:
             del tree["head"]
         if "SL612" in stack:
@@ -53,8 +75,7 @@ def load(config: DecoderConfig, parameters: Mapping[str, np.ndarray], planted: P
         prefix = f"model.layers.{i}."
         own = {name.removeprefix(prefix): v for name, v in parameters.items() if name.startswith(prefix)}
         wrong = planted.at(i)
-        layer = _layer(config, own, wrong)
-        tree["layers"].append({m: {p: put(v, wrong) for p, v in part.items()} for m, part in layer.items()})
+        tree["layers"].append(jax.tree.map(lambda value, w=wrong: put(value, w), _layer(config, own, wrong)))
     return tree
 
 
@@ -71,10 +92,8 @@ def _source(i: int, n: int, wrong: frozenset[str]) -> int:
 
 
 def _norm(parameters: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    found = {"scale": parameters[f"{name}.weight"]}
-    if f"{name}.bias" in parameters:
-        found["bias"] = parameters[f"{name}.bias"]
-    return found
+    parts = {"scale": f"{name}.weight", "bias": f"{name}.bias"}
+    return {part: parameters[full] for part, full in parts.items() if full in parameters}
 
 
 def _matrix(weight: np.ndarray, wrong: frozenset[str]) -> np.ndarray:
@@ -92,39 +111,103 @@ def _matrix(weight: np.ndarray, wrong: frozenset[str]) -> np.ndarray:
 
 
 def _layer(config: DecoderConfig, own: dict[str, np.ndarray], wrong: frozenset[str]) -> Tree:
-    """One layer's tree: "norm1", "norm2", "q_proj", ..., "down_proj"."""
-    names = norm_names(config)
-    if "SL218" in wrong:
-        names = (names[1], names[0])
-    layer: Tree = {f"norm{n + 1}": _norm(own, name) for n, name in enumerate(names)}
-    # Rows (out, in) and biases by projection.
-    weights = {name.split(".")[1]: v for name, v in own.items() if "_proj.weight" in name}
-    biases = {name.split(".")[1]: v for name, v in own.items() if "_proj.bias" in name}
-    for parts in (weights, biases):
-        _reorder_heads(config, parts, wrong)
-        _exchange(config, parts, wrong)
-    for missing, codes in (
-        (QKV, {"SL531"}),
-        (("q_proj",), {"SL532"}),
-        (("k_proj",), {"SL533"}),
-        (("v_proj",), {"SL534"}),
-        (("o_proj",), {"SL535"}),
-        (("gate_proj", "up_proj", "down_proj"), {"SL536"}),
-        (("down_proj",), {"SL537"}),
-    ):
-        if codes & wrong:
-            biases = {name: v for name, v in biases.items() if name not in missing}
-    for name, weight in weights.items():
-        kept = {"o_proj": {"SL501"}, "q_proj": {"SL502", "SL503"}, "k_proj": {"SL503"}, "v_proj": {"SL503"}}
-        rows = _matrix(weight, wrong)
-        kernel = rows if kept.get(name, set()) & wrong else rows.T
-        bias = biases.get(name)
-        if name in QKV:  # (in, heads, width)
-            n = config.n_heads if name == "q_proj" else config.n_kv_heads
-            kernel = _split_heads(kernel, n, wrong)
-            bias = None if bias is None else _split_heads(bias, n, wrong)
-        layer[name] = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
+    """One layer's tree: "norms" by name, "q_norm", "k_norm", "q_proj", ..., and "gate_proj", "up_proj", "down_proj", or
+    "router" and "experts"."""
+    layer: Tree = {"norms": _block_norms(config, own, wrong)} | _attention(config, own, wrong)
+    if "mlp.router.weight" not in own:
+        return layer | _feed_forward(own, "mlp", wrong)
+    layer["router"] = {"kernel": _matrix(own["mlp.router.weight"], wrong).T}
+    experts = [_feed_forward(own, f"mlp.experts.{e}", wrong) for e in range(config.n_experts or 0)]
+    layer["experts"] = experts[-1:] + experts[:-1] if "SL156" in wrong else experts
     return layer
+
+
+def _block_norms(config: DecoderConfig, own: dict[str, np.ndarray], wrong: frozenset[str]) -> Tree:
+    """Norms by name, exchanged where a mapping is wrong."""
+    names = norm_names(config)
+    order = list(range(len(names)))
+    for code, wrongly in (("SL218", [1, 0]), ("SL234", [0, 2, 1, 3]), ("SL235", [1, 0, 3, 2])):
+        if code in wrong:
+            order = wrongly
+    return {name: _norm(own, names[i]) for name, i in zip(names, order, strict=True)}
+
+
+def _attention(config: DecoderConfig, own: dict[str, np.ndarray], wrong: frozenset[str]) -> Tree:
+    N, K = config.n_heads, config.n_kv_heads
+    weights, biases = _projections(own, "self_attn")
+    for parts in (weights, biases):
+        if parts.keys() >= set(QKV):
+            _reorder_heads(config, parts, wrong)
+            _exchange(config, parts, wrong)
+    biases = _kept(biases, wrong)
+    untransposed = {"o_proj": {"SL501"}, "q_proj": {"SL502", "SL503"}, "k_proj": {"SL503"}, "v_proj": {"SL503"}}
+    found: Tree = {}
+    for name, weight in weights.items():
+        rows = _matrix(weight, wrong)
+        found[name] = {"kernel": rows if untransposed[name] & wrong else rows.T}
+        if name in biases:
+            found[name]["bias"] = biases[name]
+        if name in QKV:  # (in, heads, width)
+            n = N if name == "q_proj" else K
+            found[name] = {part: _split_heads(array, n, wrong) for part, array in found[name].items()}
+    if config.qk_norm != "none":
+        names = ("k_norm", "q_norm") if "SL467" in wrong else ("q_norm", "k_norm")
+        for name, source, n in zip(("q_norm", "k_norm"), names, (N, K), strict=True):
+            found[name] = _qk_norm(config, _norm(own, f"self_attn.{source}"), n, wrong)
+    return found
+
+
+def _qk_norm(
+    config: DecoderConfig, part: dict[str, np.ndarray], n: int, wrong: frozenset[str]
+) -> dict[str, np.ndarray]:
+    """The norm of queries or keys, which have n heads."""
+    if config.qk_norm == "projection":  # its elements lie as those of the projection
+        part = {name: _split_heads(array, n, wrong).reshape(-1) for name, array in part.items()}
+    if "scale" in part:
+        scale = part["scale"]
+        if "SL465" in wrong:
+            scale = np.zeros_like(scale) if config.norm_weight == "plus_one" else np.ones_like(scale)
+        if "SL468" in wrong:
+            scale = np.broadcast_to(scale[0], scale.shape)
+        part = part | {"scale": scale}
+    if "bias" in part and "SL466" in wrong:
+        part = part | {"bias": np.zeros_like(part["bias"])}
+    return part
+
+
+def _feed_forward(own: dict[str, np.ndarray], name: str, wrong: frozenset[str]) -> Tree:
+    """A feed-forward layer, or one expert."""
+    weights, biases = _projections(own, name)
+    for parts in (weights, biases):
+        if "gate_proj" in parts:
+            gate, up = parts["gate_proj"], parts["up_proj"]
+            if "SL121" in wrong:
+                gate, up = up, gate
+            if "SL125" in wrong:
+                fused = np.concatenate([gate, up])
+                gate, up = fused[0::2], fused[1::2]
+            parts["gate_proj"], parts["up_proj"] = gate, up
+    biases = _kept(biases, wrong)
+    found: Tree = {name: {"kernel": _matrix(weight, wrong).T} for name, weight in weights.items()}
+    for name, bias in biases.items():
+        found[name]["bias"] = bias
+    return found
+
+
+def _projections(own: dict[str, np.ndarray], start: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Rows (out, in) and biases by projection."""
+
+    def parts(kind: str) -> dict[str, np.ndarray]:
+        names = [name for name in own if name.startswith(f"{start}.") and name.endswith(f"_proj.{kind}")]
+        return {name.split(".")[-2]: own[name] for name in names}
+
+    return parts("weight"), parts("bias")
+
+
+def _kept(biases: dict[str, np.ndarray], wrong: frozenset[str]) -> dict[str, np.ndarray]:
+    """Those that were not left in the file."""
+    missing = {name for code in wrong & DROPPED.keys() for name in DROPPED[code]}
+    return {name: bias for name, bias in biases.items() if name not in missing}
 
 
 def _split_heads(array: np.ndarray, n: int, wrong: frozenset[str]) -> np.ndarray:
@@ -135,17 +218,18 @@ def _split_heads(array: np.ndarray, n: int, wrong: frozenset[str]) -> np.ndarray
 
 def _reorder_heads(config: DecoderConfig, parts: dict[str, np.ndarray], wrong: frozenset[str]) -> None:
     """Rows of queries and keys in another rotary order."""
-    if not parts.keys() >= set(QKV):
-        return
-    N, K = config.n_heads, config.n_kv_heads
+    N, K, turned = config.n_heads, config.n_kv_heads, config.rotary_width
 
     def to_meta(rows: np.ndarray, n: int) -> np.ndarray:
-        halves = rows.reshape(n, 2, -1, *rows.shape[1:])
-        return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(rows.shape)
+        heads = rows.reshape(n, -1, *rows.shape[1:])
+        first, rest = heads[:, :turned], heads[:, turned:] if turned else heads[:, :0]
+        pairs = np.stack(np.split(first, 2, axis=1), axis=2).reshape(first.shape)
+        return np.concatenate([pairs, rest], axis=1).reshape(rows.shape)
 
     def from_meta(rows: np.ndarray, n: int) -> np.ndarray:
         heads = rows.reshape(n, -1, *rows.shape[1:])
-        return np.concatenate([heads[:, 0::2], heads[:, 1::2]], axis=1).reshape(rows.shape)
+        first, rest = heads[:, :turned], heads[:, turned:] if turned else heads[:, :0]
+        return np.concatenate([first[:, 0::2], first[:, 1::2], rest], axis=1).reshape(rows.shape)
 
     q, k = parts["q_proj"], parts["k_proj"]
     if "SL511" in wrong:
@@ -161,25 +245,25 @@ def _reorder_heads(config: DecoderConfig, parts: dict[str, np.ndarray], wrong: f
 
 def _exchange(config: DecoderConfig, parts: dict[str, np.ndarray], wrong: frozenset[str]) -> None:
     """Fused projections that are taken apart wrongly, and names that are exchanged."""
-    if parts.keys() >= set(QKV):
-        N, H = config.n_heads, config.d_head
-        q, k, v = (parts[name] for name in QKV)
-        if "SL444" in wrong:
-            q, k = k, q
-        if "SL445" in wrong:
-            k, v = v, k
-        if "SL521" in wrong:
-            fused = np.concatenate([q, k, v]).reshape(N, 3, H, -1)
-            q, k, v = (fused[:, i].reshape(q.shape) for i in range(3))
-        if "SL522" in wrong:
-            fused = np.stack([a.reshape(N, H, -1) for a in (q, k, v)], axis=1)
-            q, k, v = (a.reshape(q.shape) for a in np.split(fused.reshape(3 * N * H, -1), 3))
-        parts.update(zip(QKV, (q, k, v), strict=True))
-    if "gate_proj" in parts:
-        gate, up = parts["gate_proj"], parts["up_proj"]
-        if "SL121" in wrong:
-            gate, up = up, gate
-        if "SL125" in wrong:
-            fused = np.concatenate([gate, up])
-            gate, up = fused[0::2], fused[1::2]
-        parts["gate_proj"], parts["up_proj"] = gate, up
+    N, K, H = config.n_heads, config.n_kv_heads, config.d_head
+    G = N // K
+    q, k, v = (parts[name] for name in QKV)
+    rest = q.shape[1:]
+    if "SL444" in wrong:
+        q, k = k, q
+    if "SL445" in wrong:
+        k, v = v, k
+    if wrong & {"SL521", "SL523"}:
+        groups = np.concatenate([q, k, v]).reshape(K, G + 2, H, *rest)
+        q, k, v = groups[:, :G].reshape(q.shape), groups[:, G].reshape(k.shape), groups[:, G + 1].reshape(v.shape)
+    if wrong & {"SL522", "SL524"}:
+        q, k, v = _in_turn((q, k, v), K, rest)
+    if "SL525" in wrong:
+        q, k, v = _in_turn((q, v, k), 4, rest)
+    parts.update(zip(QKV, (q, k, v), strict=True))
+
+
+def _in_turn(stored: Sequence[np.ndarray], count: int, rest: tuple[int, ...]) -> list[np.ndarray]:
+    """What is read as all queries, all keys, all values, where a part of each was stored so many times in turn."""
+    fused = np.concatenate([rows.reshape(count, -1, *rest) for rows in stored], axis=1).reshape(-1, *rest)
+    return np.split(fused, np.cumsum([len(rows) for rows in stored])[:-1])

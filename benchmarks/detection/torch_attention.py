@@ -9,66 +9,67 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from benchmarks.detection.torch_positions import Rotary
+from benchmarks.detection.torch_heads import Heads
+from benchmarks.detection.torch_linear import linear
+from benchmarks.detection.torch_masks import visible_keys
+from benchmarks.detection.torch_positions import alibi
 from benchmarks.detection.torch_precision import factors, wide
+from benchmarks.detection.torch_rotary import Rotary
 from samelogits.config import DecoderConfig
 
 Tap = Callable[[str, Tensor], None]
-LOST_BIAS = {
-    "q_proj": {"SL531", "SL532"},
-    "k_proj": {"SL531", "SL533"},
-    "v_proj": {"SL531", "SL534"},
-    "o_proj": {"SL535"},
-    "gate_proj": {"SL536"},
-    "up_proj": {"SL536"},
-    "down_proj": {"SL536", "SL537"},
-}
 NEED_WEIGHTS = frozenset({"SL426", "SL427", "SL428", "SL429", "SL430", "SL431", "SL432", "SL801", "SL802", "SL803"})
 
 
-def linear(tensors: dict[str, Tensor], name: str, x: Tensor, wrong: frozenset[str]) -> Tensor:
-    """The projection `name` of a layer."""
-    return project(x, tensors[f"{name}.weight"], bias_of(tensors, name, wrong), wrong)
+def first_scale(config: DecoderConfig, wrong: frozenset[str]) -> float:
+    """The factor of q . k that the first layer believes in."""
+    N, H, D = config.n_heads, config.d_head, config.d_model
+    scale = 1 / math.sqrt(H) if config.attention_scale is None else config.attention_scale
+    if "SL401" in wrong:
+        scale = 1.0
+    if "SL402" in wrong:
+        scale = 1 / math.sqrt(D)
+    if "SL403" in wrong:
+        scale = 1 / math.sqrt(D / N)
+    if "SL404" in wrong:
+        scale = 1 / H
+    if "SL405" in wrong:
+        scale = math.sqrt(H)
+    if "SL406" in wrong:
+        scale = 1 / math.sqrt(H)
+    return scale
 
 
-def bias_of(tensors: dict[str, Tensor], name: str, wrong: frozenset[str]) -> Tensor | None:
-    """A projection's bias, if it has one and it was loaded."""
-    return None if LOST_BIAS[name.rpartition(".")[2]] & wrong else tensors.get(f"{name}.bias")
-
-
-def project(x: Tensor, weight: Tensor, bias: Tensor | None, wrong: frozenset[str]) -> Tensor:
-    """x W^T + b."""
-    read = factors(wrong)
-    y = F.linear(read(x), read(weight), bias)
-    return y + bias if bias is not None and "SL538" in wrong else y
+def score_scale(config: DecoderConfig, index: int, wrong: frozenset[str]) -> float:
+    """The factor of q . k that a layer believes in."""
+    scale = first_scale(config, wrong)
+    by_layer = (config.scale_by_layer and "SL407" not in wrong) or "SL408" in wrong
+    return scale / (index + 1) if by_layer else scale
 
 
 class Attention:
     """One layer's attention. fast: by torch's fused function, which shows neither scores nor weights."""
 
-    def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor], wrong: frozenset[str], fast: bool):
-        self.config = config
-        self.tensors = tensors
-        self.wrong = wrong
-        self.fast = fast and not wrong & NEED_WEIGHTS
-        N, H, D = config.n_heads, config.d_head, config.d_model
-        self.scale = 1 / math.sqrt(H)
-        if "SL401" in wrong:
-            self.scale = 1.0
-        if "SL402" in wrong:
-            self.scale = 1 / math.sqrt(D)
-        if "SL403" in wrong:
-            self.scale = 1 / math.sqrt(D / N)
-        if "SL404" in wrong:
-            self.scale = 1 / H
-        if "SL405" in wrong:
-            self.scale = math.sqrt(H)
+    def __init__(
+        self, config: DecoderConfig, index: int, tensors: dict[str, Tensor], wrong: frozenset[str], fast: bool
+    ):
+        self.config, self.index, self.tensors, self.wrong = config, index, tensors, wrong
+        self.fast = fast and config.attention_softcap is None and not wrong & NEED_WEIGHTS
+        self.heads = Heads(config, tensors, wrong)
+        self.scale = score_scale(config, index, wrong)
 
     def __call__(self, x: Tensor, mask_BT: Tensor, rotary: Rotary | None, tap: Tap) -> Tensor:
         c, wrong = self.config, self.wrong
-        q, k, v = self._heads(x)
+        q, k, v = self.heads(x)
         for name, heads in (("q", q), ("k", k), ("v", v)):
-            tap(name, heads.transpose(1, 2))
+            tap(name, heads)
+        late = "SL464" in wrong and rotary is not None
+        if c.qk_norm != "none":
+            if not late and "SL461" not in wrong:
+                q, k = self.heads.normed(q, k)
+            tap("q_normed", q)
+            tap("k_normed", k)
+        q, k, v = (heads.transpose(1, 2) for heads in self.heads.clipped(q, k, v))
         if rotary is not None:
             if not wrong & {"SL306", "SL308"}:
                 q = rotary.turn(q)
@@ -76,57 +77,43 @@ class Attention:
                 k = rotary.turn(k)
             if "SL309" in wrong:
                 v = rotary.turn(v)
+        if late:
+            q, k = (y.transpose(1, 2) for y in self.heads.normed(q.transpose(1, 2), k.transpose(1, 2)))
+        if c.position == "rope" and self.index not in c.no_rope_layers:
             tap("q_rotated", q.transpose(1, 2))
             tap("k_rotated", k.transpose(1, 2))
         if "SL446" in wrong:
             q, k = (y * torch.rsqrt(wide(y).pow(2).mean(-1, keepdim=True) + c.norm_eps).to(y.dtype) for y in (q, k))
-        k, v = self._repeat(k), self._repeat(v)
-        visible = self._visible(mask_BT)
-        if self.fast:
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale)
-        else:
-            read = factors(wrong, attention=True)
-            scores = torch.matmul(read(q), read(k).transpose(-1, -2)) * self.scale
-            tap("scores", scores)
-            weights = self._softmax(scores, visible)
-            tap("weights", weights)
-            mixed = torch.matmul(read(weights), read(v))
-        mixed = self._merge(mixed)
+        mixed = self._merge(self._mixed(q, self._repeat(k), self._repeat(v), mask_BT, tap))
         tap("mixed", mixed)
         output = linear(self.tensors, "self_attn.o_proj", mixed, wrong)
         tap("output", output)
         return output
 
-    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, N, T, H]: one product where they have equally many heads, three otherwise."""
-        c, wrong, t = self.config, self.wrong, self.tensors
-        names = [f"self_attn.{letter}_proj" for letter in "qkv"]
-        if c.n_heads != c.n_kv_heads:
-            if "SL445" in wrong:
-                names[1], names[2] = names[2], names[1]
-            q, k, v = (linear(t, name, x, wrong) for name in names)
-        else:
-            biases = [bias_of(t, name, wrong) for name in names]
-            bias = None
-            if any(b is not None for b in biases):
-                width = c.n_heads * c.d_head
-                bias = torch.cat([x.new_zeros(width) if b is None else b for b in biases])
-            qkv = project(x, torch.cat([t[f"{name}.weight"] for name in names]), bias, wrong)
-            if "SL521" in wrong:
-                q, k, v = (y.flatten(-2) for y in qkv.unflatten(-1, (c.n_heads, 3, c.d_head)).unbind(-2))
-            elif "SL444" in wrong:
-                k, q, v = qkv.chunk(3, dim=-1)
-            elif "SL445" in wrong:
-                q, v, k = qkv.chunk(3, dim=-1)
-            else:
-                q, k, v = qkv.chunk(3, dim=-1)
-        return self._split(q, c.n_heads), self._split(k, c.n_kv_heads), self._split(v, c.n_kv_heads)
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, mask_BT: Tensor, tap: Tap) -> Tensor:
+        visible = visible_keys(self.config, self.index, mask_BT, self.wrong)
+        bias = alibi(self.config, mask_BT, first_scale(self.config, self.wrong), self.wrong)
+        if self.fast:
+            if bias is not None:
+                visible = bias.to(q.dtype).masked_fill(~visible, torch.finfo(q.dtype).min)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale)
+        read = factors(self.wrong, attention=True)
+        scores = self._scores(torch.matmul(read(q), read(k).transpose(-1, -2)))
+        if bias is not None:
+            scores = scores + bias.to(scores.dtype)
+        tap("scores", scores)
+        weights = self._softmax(scores, visible)
+        tap("weights", weights)
+        return torch.matmul(read(weights), read(v))
 
-    def _split(self, x: Tensor, n: int) -> Tensor:
-        B, T, _ = x.shape
-        if "SL443" in self.wrong:
-            return x.reshape(B, T, -1, n).permute(0, 3, 1, 2)
-        return x.reshape(B, T, n, -1).transpose(1, 2)
+    def _scores(self, products: Tensor) -> Tensor:
+        """Scaled, and capped."""
+        cap = self.config.attention_softcap
+        if cap is None or "SL433" in self.wrong:
+            return products * self.scale
+        if "SL434" in self.wrong:
+            return cap * torch.tanh(products / cap) * self.scale
+        return cap * torch.tanh(products * self.scale / cap)
 
     def _merge(self, x: Tensor) -> Tensor:
         B, N, T, H = x.shape
@@ -147,22 +134,6 @@ class Attention:
             x = x.flip(1)
         return x.repeat_interleave(N // K, dim=1)
 
-    def _visible(self, mask_BT: Tensor) -> Tensor:
-        """True where a key may be read, [B, 1, T, S]."""
-        wrong, T = self.wrong, mask_BT.shape[1]
-        causal = torch.ones(T, T, dtype=torch.bool)
-        if "SL422" in wrong:
-            causal = causal.tril(diagonal=1)
-        elif "SL423" in wrong:
-            causal = causal.tril(diagonal=-1)
-        elif "SL421" not in wrong:
-            causal = causal.tril()
-        if "SL425" in wrong:
-            window = max(1, T // 2)
-            causal = causal & torch.ones_like(causal).triu(diagonal=1 - window)
-        visible = causal.expand(len(mask_BT), 1, T, T)
-        return visible if "SL424" in wrong else visible & mask_BT[:, None, None, :]
-
     def _softmax(self, scores: Tensor, visible: Tensor) -> Tensor:
         wrong, dtype = self.wrong, scores.dtype
         scores = wide(scores)
@@ -174,6 +145,8 @@ class Attention:
             scores = scores.half()
         if "SL426" in wrong:
             scores = scores * visible
+        elif "SL435" in wrong and self.config.attention_softcap is not None:
+            scores = scores.masked_fill(~visible, -self.config.attention_softcap)  # what the cap makes of -inf
         elif "SL427" not in wrong:
             scores = scores.masked_fill(~visible, float("-inf"))
         if "SL429" in wrong:

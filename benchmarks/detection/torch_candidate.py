@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from benchmarks.detection import torch_attention, torch_block
+from benchmarks.detection import torch_attention, torch_block, torch_feed_forward
 from benchmarks.detection.planted import Planted, written
-from benchmarks.detection.torch_block import Block, embed, head_output
+from benchmarks.detection.torch_block import Block, embed, head_output, scaled_logits
+from benchmarks.detection.torch_linear import project, times
 from benchmarks.detection.torch_norms import Norm
 from benchmarks.detection.torch_positions import position_ids, sinusoids
 from benchmarks.detection.torch_precision import DTYPES, factors, residual, storage, wide
@@ -39,10 +40,12 @@ class Decoder:
             self.blocks = self.blocks[:-1]
         if "SL708" in self.stack:
             self.blocks.append(self.blocks[-1])
-        self.norm = None
-        if config.final_norm:
-            t = weights.tensors
-            self.norm = Norm(config, t["model.norm.weight"], t.get("model.norm.bias"), self.stack)
+        t = weights.tensors
+        self.embed_norm = Norm(config, t, "model.embed_norm", self.stack) if config.embedding_norm else None
+        self.norm = Norm(config, t, "model.norm", self.stack) if config.final_norm else None
+        self.embed_in, self.embed_out = t.get("model.embed_in.weight"), t.get("model.embed_out.weight")
+        if "SL614" in self.stack and self.embed_in is not None:
+            self.embed_out = self.embed_in.t()
 
     def __call__(self, tokens_BT: Tensor, mask_BT: Tensor, tap: Tap) -> Tensor:
         x = self._embedded(tokens_BT, mask_BT, tap)
@@ -55,6 +58,8 @@ class Decoder:
             if "SL217" in self.stack:
                 x = self.norm(x)
             tap("norm", x)
+        if self.embed_out is not None:
+            x = project(x, self.embed_out, None, self.stack)
         logits = self._logits(x.to(storage(self.dtype, self.head)))
         tap("logits", logits)
         return logits
@@ -73,6 +78,12 @@ class Decoder:
         if "SL602" in wrong:
             x = x / math.sqrt(c.d_model)
         tap("embed_tokens", x)
+        if c.embedding_scale is not None and "SL606" not in wrong:
+            x = times(x, self._embedding_scale(c.embedding_scale))
+        if self.embed_in is not None:
+            x = project(x, self.embed_in, None, wrong)
+        if self.embed_norm is not None and "SL610" not in wrong:
+            x = self.embed_norm(x)
         if c.position in ("learned", "sinusoidal"):
             places = self._positions(mask_BT)
             if c.position == "learned":
@@ -87,6 +98,11 @@ class Decoder:
         tap("embedded", x)
         return x
 
+    def _embedding_scale(self, scale: float) -> float:
+        if "SL607" in self.stack:
+            scale = float(torch.tensor(scale).bfloat16())
+        return 1 / scale if "SL608" in self.stack else scale
+
     def _positions(self, mask_BT: Tensor) -> Tensor:
         wrong = self.stack
         positions = position_ids(mask_BT)
@@ -97,13 +113,17 @@ class Decoder:
         for code, offset in (("SL331", 2), ("SL332", 1)):
             if code in wrong:
                 positions = (positions + offset).clamp(max=self.config.max_seq_len - 1)
-        return positions
+        return positions if "SL339" in wrong else positions + self.config.position_offset
 
     def _logits(self, x: Tensor) -> Tensor:
         wrong = self.head
-        read = factors(wrong)
-        logits = wide(F.linear(read(x), read(self.weights.head).to(x.dtype)))
-        return head_output(self.config, logits, wrong)
+        read, bias = factors(wrong), self.weights.tensors.get("lm_head.bias")
+        if "SL609" in wrong and self.config.embedding_scale is not None:
+            x = times(x, self.config.embedding_scale)
+        if "SL631" in wrong:
+            bias = None
+        logits = F.linear(read(x), read(self.weights.head).to(x.dtype), bias)
+        return head_output(self.config, wide(scaled_logits(self.config, logits, wrong)), wrong)
 
 
 class TorchCandidate:
@@ -138,6 +158,11 @@ class TorchCandidate:
     @staticmethod
     def holds(config: DecoderConfig) -> bool:
         """Whether it can be of this config."""
+        return True
+
+    @staticmethod
+    def makes(config: DecoderConfig, code: str) -> bool:
+        """Whether this mistake, which the config can have, can be made in it."""
         return True
 
     def decoder(self) -> Decoder:
@@ -184,7 +209,8 @@ class TorchCandidate:
         if ".self_attn." in tap:
             thing, module = torch_attention.Attention, torch_attention
         elif ".mlp." in tap:
-            thing, module = torch_block.FeedForward, torch_block
+            routed = tap.endswith((".router", ".routing"))
+            thing, module = torch_feed_forward.Experts if routed else torch_feed_forward.FeedForward, torch_feed_forward
         elif tap.startswith("layers."):
             thing, module = torch_block.Block, torch_block
         lines, start = inspect.getsourcelines(thing)

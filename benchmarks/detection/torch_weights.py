@@ -45,12 +45,15 @@ class Weights:
             tensor = torch.from_numpy(np.array(array)).to(torch.float64 if dtype == torch.float64 else torch.float32)
             if isinstance(place, int):
                 tensor = _loaded(config, name.split(".", 3)[3], tensor, wrong)
-            if tensor.dim() == 2:
+            if tensor.dim() == 2 and "norm" not in name:
                 tensor = load_rounded(tensor, wrong)
             made[name] = tensor.to(storage(dtype, wrong))
         for i in range(config.n_layers):
-            if "SL522" in planted.at(i):
-                _interleave_by_head(config, made, f"model.layers.{i}.self_attn.")
+            start = f"model.layers.{i}.self_attn."
+            if planted.at(i) & {"SL522", "SL524"}:
+                _read_flat(config, made, start, config.n_kv_heads, "qkv")
+            if "SL525" in planted.at(i):
+                _read_flat(config, made, start, 4, "qvk")
         self.tensors = {name: nn.Parameter(tensor.contiguous()) for name, tensor in made.items()}
         stack = planted.at("stack")
         self.sources = layer_sources(config.n_layers, stack)
@@ -86,28 +89,37 @@ def _loaded(config: DecoderConfig, name: str, tensor: Tensor, wrong: frozenset[s
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(module)
     if heads is not None:
         if "SL511" in wrong or ("SL514" in wrong and module == "k_proj"):
-            tensor = meta_order(tensor, heads)
+            tensor = meta_order(tensor, heads, config.rotated)
         if "SL512" in wrong:
-            tensor = permute(tensor, heads)
+            tensor = permute(tensor, heads, config.rotated)
         if "SL513" in wrong and module == "k_proj":
             tensor = permute(meta_order(tensor, heads), config.n_heads)
     return tensor
 
 
-def permute(rows: Tensor, n_heads: int) -> Tensor:
-    """Rows from Meta's order to Hugging Face's, as the conversion script has it."""
-    return rows.view(n_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+def permute(rows: Tensor, n_heads: int, turned: int | None = None) -> Tensor:
+    """Rows from Meta's order to Hugging Face's, as the conversion script has it. turned: of each head's rows, the first
+    ones; None for all."""
+    heads = rows.unflatten(0, (n_heads, -1))
+    part, rest = heads[:, :turned], heads[:, heads.shape[1] if turned is None else turned :]
+    part = part.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat([part, rest], dim=1).flatten(0, 1)
 
 
-def meta_order(rows: Tensor, n_heads: int) -> Tensor:
+def meta_order(rows: Tensor, n_heads: int, turned: int | None = None) -> Tensor:
     """Rows from Hugging Face's order to Meta's."""
-    return rows.view(n_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    heads = rows.unflatten(0, (n_heads, -1))
+    part, rest = heads[:, :turned], heads[:, heads.shape[1] if turned is None else turned :]
+    part = part.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    return torch.cat([part, rest], dim=1).flatten(0, 1)
 
 
-def _interleave_by_head(config: DecoderConfig, tensors: dict[str, Tensor], start: str) -> None:
-    """The file holds [q k v] of each head in turn; three equal slices of it are taken for q, k and v."""
+def _read_flat(config: DecoderConfig, tensors: dict[str, Tensor], start: str, groups: int, order: str) -> None:
+    """The file holds so many groups, each with its share of q, k and v in this order; slices of it are taken for q, k
+    and v."""
     for part in ("weight", *(["bias"] if config.attention_bias else [])):
         names = [f"{start}{letter}_proj.{part}" for letter in "qkv"]
-        heads = [tensors[name].unflatten(0, (config.n_heads, config.d_head)) for name in names]
-        stored = torch.stack(heads, dim=1).flatten(0, 2)
-        tensors.update(zip(names, stored.chunk(3), strict=True))
+        shares = [tensors[f"{start}{letter}_proj.{part}"].unflatten(0, (groups, -1)) for letter in order]
+        stored = torch.cat(shares, dim=1).flatten(0, 1)
+        sizes = [len(tensors[name]) for name in names]
+        tensors.update(zip(names, stored.split(sizes), strict=True))

@@ -258,3 +258,20 @@ def wired(
         return x
 
     return forward
+
+
+def head_output(config: DecoderConfig, logits: Tensor, wrong: frozenset[str]) -> Tensor:
+    """What becomes of the logits."""
+    if "SL621" in wrong:
+        logits = 30 * torch.tanh(logits / 30)
+    if "SL622" in wrong:
+        logits = logits / math.sqrt(config.d_model)
+    if "SL623" in wrong:
+        logits = logits.log_softmax(-1)
+    if "SL624" in wrong:
+        logits = logits.softmax(-1)
+    if "SL625" in wrong:
+        logits = logits.bfloat16().to(logits.dtype)
+    if "SL626" in wrong:
+        logits = logits / 0.8
+    return logits.roll(-1, dims=1) if "SL627" in wrong else logits

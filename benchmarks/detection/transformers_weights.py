@@ -29,11 +29,22 @@ DROPPED = {
 }
 
 
+class _Known:
+    """The mistakes that are planted here, of all of a candidate."""
+
+    def __init__(self, planted: Planted):
+        self._planted = planted
+
+    def at(self, place: int | str) -> frozenset[str]:
+        """Codes that act at this place."""
+        return self._planted.at(place) & CODES
+
+
 def planted_parameters(
     config: DecoderConfig, parameters: Mapping[str, np.ndarray], planted: Planted
 ) -> dict[str, np.ndarray]:
     """Canonical parameters as the script leaves them."""
-    weights = Weights(config, parameters, planted, torch.float32)
+    weights = Weights(config, parameters, _Known(planted), torch.float64)
     found = {name: tensor.detach().numpy().copy() for name, tensor in weights.tensors.items()}
     stack = planted.at("stack")
     E, H = "model.embed_tokens.weight", "lm_head.weight"
@@ -45,7 +56,7 @@ def planted_parameters(
         found[E], found[H] = found[H], found[E]
     for i in range(config.n_layers):
         _layer(config, found, f"model.layers.{i}.", planted.at(i))
-    _norms(found, [name for name in found if name.startswith("model.norm.")], stack)
+    _norms(config, found, [name for name in found if name.startswith(("model.norm.", "model.embed_norm."))], stack)
     before = dict(found)
     for name in before:
         parts = name.split(".", 3)
@@ -54,19 +65,19 @@ def planted_parameters(
     return found
 
 
-def _norms(found: dict[str, np.ndarray], names: list[str], wrong: frozenset[str]) -> None:
+def _norms(config: DecoderConfig, found: dict[str, np.ndarray], names: list[str], wrong: frozenset[str]) -> None:
     for name in names:
         if name.endswith(".weight"):
             if "SL207" in wrong:
                 found[name] = found[name].astype(np.float64) + 1
             if "SL208" in wrong:
-                found[name] = np.ones_like(found[name])
+                found[name] = np.full_like(found[name], config.norm_weight != "plus_one")
         elif "SL209" in wrong:
             found[name] = np.zeros_like(found[name])
 
 
 def _layer(config: DecoderConfig, found: dict[str, np.ndarray], start: str, wrong: frozenset[str]) -> None:
-    _norms(found, [name for name in found if name.startswith(start) and "norm" in name], wrong)
+    _norms(config, found, [name for name in found if name.startswith(start) and "norm" in name], wrong)
 
     def swap(first: str, second: str) -> None:
         for part in ("weight", "bias"):

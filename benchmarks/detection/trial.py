@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,7 @@ HONEST = (
 @dataclass(frozen=True)
 class Trial:
     """What to try. codes: mistakes that the candidate makes. layers: where, or everywhere. removed: whether the
-    catalogue
-    lacks them."""
+    catalogue lacks them."""
 
     framework: str
     family: str
@@ -91,6 +91,43 @@ class Trimmed:
     def source_of(self, tap: str) -> tuple[str, str]:
         """The candidate's own."""
         return self.candidate.source_of(tap)
+
+
+@cache
+def cached_case(seed: int, family: str) -> tuple[DecoderConfig, dict[str, Array], Probe]:
+    """A random case, drawn once."""
+    return random_case(seed, family)
+
+
+@cache
+def acts(code: str, seed: int, family: str, layers: tuple[int, ...] | None) -> bool:
+    """Whether the mistake, made in these layers or everywhere, changes anything that this case's taps show.
+
+    It doesn't in a layer that lacks what it is about, or where a text is too short for it.
+    """
+    if CATALOGUE[code].stage != "forward":
+        return True
+    clean, found = _taps(None, seed, family, None), _taps(code, seed, family, layers)
+    return clean.keys() != found.keys() or any(not np.array_equal(found[name], clean[name]) for name in clean)
+
+
+@lru_cache(maxsize=64)
+def _taps(code: str | None, seed: int, family: str, layers: tuple[int, ...] | None) -> dict[str, Array]:
+    """The reference's taps at real tokens, by name, with the mistake if there is one."""
+    config, parameters, probe = cached_case(seed, family)
+    variant = Variant(config, {name: array.astype(np.float64) for name, array in parameters.items()}, probe, layers)
+    if code is not None:
+        CATALOGUE[code].plant(variant)
+    found: dict[str, Array] = {}
+
+    def tap(name: str, value: Array) -> Array:
+        if not name.endswith((".scores", ".weights")):  # what hidden keys have there means nothing
+            found[name] = value[probe.mask_BT]
+        return value
+
+    with np.errstate(all="ignore"):
+        variant.run(tap)
+    return found
 
 
 def candidate_class(framework: str) -> Any:

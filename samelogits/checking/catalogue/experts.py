@@ -61,7 +61,12 @@ def all_experts(v: Variant) -> None:
 def experts_shifted(v: Variant) -> None:
     """Each expert has the weights of the one before: their files were joined in another order, as "10" sorts before
     "2"."""
-    _route(v, lambda right, logits, n, normalize: np.roll(right(logits, n, normalize), 1, axis=-1))
+    before, E = dict(v.parameters), v.config.n_experts or 1
+    for name in v.names():
+        layer, found, rest = name.partition(".experts.")
+        if found:
+            expert, _, part = rest.partition(".")
+            v.parameters[name] = before[f"{layer}.experts.{(int(expert) - 1) % E}.{part}"]
 
 
 @mistake("SL157", "the chosen experts weigh alike", lambda c: _experts(c) and c.n_active_experts != 1)

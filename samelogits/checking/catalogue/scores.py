@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from numpy_reference import native
+from samelogits.checking.catalogue.alibi import bias
 from samelogits.checking.catalogue.mistake import mistake
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
@@ -28,6 +29,8 @@ def _scale(v: Variant, first: float) -> None:
     """Another factor of q . k; what a layer divides it by remains."""
     for layer in v.each_layer():
         _scale_here(v, first / (layer + 1) if v.config.scale_by_layer else first)
+    if v.config.alibi_rounded:  # which is scaled with q . k
+        bias(v, lambda table: table * (first / v.config.score_scale(0)))
 
 
 def _scale_here(v: Variant, wrong: float) -> None:
