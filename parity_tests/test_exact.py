@@ -99,7 +99,9 @@ def trained(config, place):
     return digest(model.parameters()), results, model
 
 
-@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and given["kind"] != "llama")
+@pytest.mark.slow(
+    when=lambda given: given["kind"] not in (["llama"] if given["place"].backend == "jax" else ["llama", "everything"])
+)
 @pytest.mark.parametrize("kind", TRAINED)
 def test_one_set_of_trained_weights(kind, place):
     config = KINDS[kind]

@@ -49,7 +49,7 @@ def jitted(config, inputs):
 
 
 @ladder.needs("jax")
-@pytest.mark.slow(when=lambda given: given["kind"] == "everything")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "everything"])
 def test_jit_of_the_whole_decoder(kind):
     config = replace(KINDS[kind], n_layers=1)

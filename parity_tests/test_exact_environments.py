@@ -122,6 +122,7 @@ def native(framework, kind):
     return exact_digest.digest(exact_digest.native_logits(framework, kind))
 
 
+@pytest.mark.slow(when=lambda given: CASES[given["case"]].framework == "jax")
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=ladder.needs(CASES[name].framework), id=name) for name in CASES]
 )

@@ -1,5 +1,5 @@
 """Models of every family in all three implementations, float64 to the last digits and exact arithmetic to the bit, and
-transformers in bfloat16 inside the derived bounds; of each family one is quick."""
+transformers in bfloat16 inside the derived bounds; a few are quick."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from test_families import CASES, CHUNKS, IDS, MASK, attention_of, make, run_ours
 
 ALL = [(family, i) for family in FAMILIES for i in range(len(CASES[family]))]
 NAMES = [f"{family}-{i}" for family, i in ALL]
+DISTINCT = ("gpt2", "bloom", "falcon", "opt", "llama", "gemma3_text", "cohere2", "olmo2", "phi3", "mixtral")
 
 
-@pytest.mark.slow(when=lambda given: given["case"][1] > 0)
+@pytest.mark.slow(when=lambda given: given["case"][1] > 0 or given["case"][0] not in DISTINCT)
 @pytest.mark.parametrize("case", ALL, ids=NAMES)
 def test_the_three_agree(case: tuple[str, int]) -> None:
     family, i = case
