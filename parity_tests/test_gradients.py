@@ -9,6 +9,7 @@ KINDS = {"-".join(map(str, row.values())): ladder.with_choices(row) for row in l
 KINDS |= ladder.FAMILIES
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax" and given["kind"] not in ladder.FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients(place, kind):
     ladder.check_gradients(place, KINDS[kind])

@@ -71,6 +71,7 @@ def test_bad_targets(place, fault):
         assert np.array_equal(array, before[name])
 
 
+@pytest.mark.slow(when=lambda given: given["place"].backend == "jax")
 def test_the_legal_edges(place):
     """The first and the last id, any length with rotary positions, the last position: padding takes none."""
     ids = np.where(np.arange(60).reshape(5, 12) % 2, 12, 0)

@@ -40,6 +40,7 @@ def worst(scores):
 RUNS = [("numpy", "float32"), *((name, dtype) for name in ("torch", "jax") for dtype in ("float32", "bfloat16"))]
 
 
+@pytest.mark.slow(when=lambda given: given["backend"] == "jax" and given["name"] not in list(HONEST)[:3])
 @pytest.mark.parametrize(
     ("backend", "precision"),
     [pytest.param(*run, marks=ladder.needs(run[0]), id="-".join(run)) for run in RUNS],
