@@ -3,7 +3,9 @@ transformers in bfloat16 inside the derived bounds; a few are quick."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ladder
 import numpy as np
@@ -77,3 +79,21 @@ def test_transformers_in_bfloat16(case: tuple[str, int], tmp_path: Path) -> None
     missing = {tap.rpartition(".")[2] for tap in report.candidate.missing}
     assert missing <= UNSEEN | HIDDEN | (set() if theirs.checkpoint.config.n_experts is None else WITHIN_EXPERTS)
     assert not missing & UNSEEN or family in OWN_ATTENTION
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_wrong_cache_is_seen(family: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Positions that begin anew with each piece: right for all tokens at once, and wrong by the cache."""
+    theirs = make(family, CASES[family][0], tmp_path / family)
+    candidate = open_huggingface("hf:", theirs.checkpoint)
+    honest = candidate._forward
+
+    def forgetful(module: Any, inputs: dict[str, Any], **cache: Any) -> Any:
+        positions = inputs["position_ids"]
+        return honest(module, inputs | {"position_ids": positions - positions[:, :1]} if cache else inputs, **cache)
+
+    candidate._forward = forgetful
+    report = check_candidate(theirs.checkpoint, candidate, catalogue={}, diagnose=False)
+    verdicts = {stage.stage: stage.verdict for stage in report.stages}
+    assert (verdicts["logits"], verdicts["row alone"], verdicts["decoding"]) == ("same", "same", "different")
+    record_property("negative control", f"{family}: positions that begin anew with each piece of a cached run")

@@ -1,14 +1,18 @@
 """What comes after one forward pass: rows alone, decoding, log-probabilities, loss, gradients and training."""
 
+from dataclasses import replace
+
 import mistaken
 import numpy as np
 import pytest
 from ladder import cpu, load
 from mistaken import GPT, LLAMA, Port, check, probe_of, stage
 
-from samelogits.checking.later import STEPS, TEMPERATURE
+from samelogits.checking import later
+from samelogits.checking.later import BY_LENGTH, STEPS, TEMPERATURE
 from samelogits.checking.probe import make_probe
 from samelogits.errors import CandidateError
+from samelogits.rotary import RopeScaling
 
 # Rows alone
 
@@ -94,6 +98,22 @@ def test_decoding_is_compared():
     assert stage(report, "decoding").verdict == "different"
     assert report.verdict == "different function"
     assert stage(check(LLAMA, Port(LLAMA), diagnose=False), "decoding") is None
+
+
+def test_a_text_that_turns_otherwise_by_its_length_is_left_out(monkeypatch):
+    """LongRoPE: rows of 16 tokens take the long factors; one of 13, and the first tokens of any, the short ones."""
+    ones = (1.0,) * (LLAMA.d_head // 2)
+    scaling = RopeScaling(
+        kind="longrope", original_length=14, short_factors=ones, long_factors=(*ones[1:], 3.0), attention_factor=1.0
+    )
+    config = replace(LLAMA, rope_scaling=scaling)
+    port = Decoding(config)
+    report = check(config, port, diagnose=False)
+    assert report.verdict == "same function"
+    assert [probe.tokens_BT.shape for probe in port.seen] == [(2, 16), (1, 16)]
+    assert (stage(report, "decoding").verdict, stage(report, "decoding").reason) == ("skipped", BY_LENGTH)
+    monkeypatch.setattr(later._Stages, "_turns_alike", lambda self, length: True)
+    assert stage(check(config, Port(config), diagnose=False), "row alone").verdict == "different"
 
 
 def test_a_decoding_that_fails_is_one_error(capsys):
