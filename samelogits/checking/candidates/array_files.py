@@ -37,9 +37,10 @@ MEMBER_LIMIT = 2**16
 METADATA_LIMIT = 2**16
 RANK_LIMIT = 8
 
+_SIZE = r"(?:0|[1-9]\d{0,17})"
 _NPY_HEADER = re.compile(
     r"\{'descr': '([<>|=]?[a-zA-Z]\d{1,3})', 'fortran_order': (True|False), "
-    r"'shape': \(((?:\d{1,18}, ?)*\d{0,18})\),? *\} *\n?"
+    rf"'shape': \((|{_SIZE}, ?|(?:{_SIZE}, ?)+{_SIZE},?)\),? *\}} *\n?"
 )
 _NPY_DTYPES = {
     **{f"<{code}": name for code, name in {"f8": "float64", "f4": "float32", "f2": "float16"}.items()},
