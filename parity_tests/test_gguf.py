@@ -535,7 +535,7 @@ FOREIGN = {
         "llama.attention.head_count: expected a whole number, found an array of 2",
     ),
     "unknown key": (METADATA | {"llama.attention.sliding_window": 512}, "'llama.attention.sliding_window'"),
-    "experts": (METADATA | {"llama.expert_count": 8}, "llama.expert_count: expected 0, found 8"),
+    "experts": (METADATA | {"llama.expert_count": 8}, "llama.expert_used_count: expected a whole number"),
     "rope scaling": (METADATA | {"llama.rope.scaling.type": "mrope"}, "llama.rope.scaling.type"),
     "rope scaling without factors": (METADATA | {"llama.rope.scaling.type": "longrope"}, "and its factors"),
     "rope factor": (METADATA | {"llama.rope.scaling.factor": -8.0}, "llama.rope.scaling: rope_scaling.factor"),

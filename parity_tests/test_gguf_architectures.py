@@ -4,7 +4,9 @@ from, config and bits."""
 from __future__ import annotations
 
 import importlib.util
+import re
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,6 +94,10 @@ CASES = {
         "llama", "llama", LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.5}},
         {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5},
     ),
+    "mixtral": Case(
+        "llama", "mixtral", WIDE | {"num_local_experts": 11, "num_experts_per_tok": 3, "sliding_window": None},
+        {"rope.dimension_count": 10},
+    ),
     "granite": Case(
         "granite", "granite",
         HEADS | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3,
@@ -102,6 +108,16 @@ CASES = {
     "arcee": Case("arcee", "arcee", LLAMA | {"hidden_act": "relu2"}),
     "qwen2": Case("qwen2", "qwen2", HEADS),
     "qwen3": Case("qwen3", "qwen3", WIDE | {"tie_word_embeddings": True}),
+    "qwen3moe": Case(
+        "qwen3moe", "qwen3_moe",
+        WIDE | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True,
+                "attention_bias": True},
+        {"expert_feed_forward_length": 8, "expert_shared_feed_forward_length": 0},
+    ),
+    "qwen3moe without a width": Case(
+        "qwen3moe", "qwen3_moe",
+        LLAMA | {"num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
+    ),
     "phi3": Case(
         "phi3", "phi3", HEADS | {"sliding_window": 5},
         {"attention.sliding_window": 5, "rope.scaling.original_context_length": 4096},
@@ -144,6 +160,7 @@ CASES = {
         YARN_KEYS | {"attention.sliding_window": 5,
                      "attention.sliding_window_pattern": [True, True, True, False, True]},
     ),
+    "olmoe": Case("olmoe", "olmoe", HEADS | {"num_experts": 5, "num_experts_per_tok": 2, "clip_qkv": None}),
     "command-r": Case(
         "command-r", "cohere", TIED | {"logit_scale": 0.0625, "use_qk_norm": True},
         {"logit_scale": 0.0625, "rope.scaling.type": "none"},
@@ -239,10 +256,25 @@ def stacked(arrays: Arrays) -> Arrays:
     return {name: np.stack(array) if isinstance(array, list) else array for name, array in found.items()}
 
 
+def merged(arrays: Arrays) -> Arrays:
+    """The matrices of a layer's experts become one tensor."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        module = re.fullmatch(r"(.*\.experts\.)(\d+)\.(.*)", name)
+        if module:
+            found.setdefault(module[1] + module[3], {})[int(module[2])] = array
+        else:
+            found[name] = array
+    return {
+        name: np.stack([array[e] for e in range(len(array))]) if isinstance(array, dict) else array
+        for name, array in found.items()
+    }
+
+
 def converted(architecture: str, config: DecoderConfig, arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a Hugging Face file as llama.cpp's converter writes them."""
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, KINDS.get(architecture, architecture.upper())), 99)
-    for name, array in stacked(arrays).items():
+    for name, array in merged(stacked(arrays)).items():
         if architecture in ("llama", "granite", "smollm3", "arcee", "olmo"):
             for part, heads in (("q_proj", config.n_heads), ("k_proj", config.n_kv_heads)):
                 array = permuted(array, heads) if part in name else array
@@ -270,6 +302,8 @@ def sizes(config: DecoderConfig) -> dict[str, Any]:
         "feed_forward_length": config.d_ff, "attention.head_count": config.n_heads, eps: config.norm_eps,
         "attention.head_count_kv": config.n_kv_heads,
     }  # fmt: skip
+    if config.n_experts is not None and config.n_active_experts is not None:
+        keys |= {"expert_count": config.n_experts, "expert_used_count": config.n_active_experts}
     if config.rope_theta is not None:
         keys["rope.freq_base"] = config.rope_theta
     if config.d_head * config.n_heads != config.d_model:
@@ -308,7 +342,8 @@ def made(path: Path, case: Case) -> tuple[DecoderConfig, Arrays]:
     stored = {name: StoredTensor("F32", array) for name, array in parameters.items()}
     arrays = {name: tensor.array for name, tensor in family.write_tensors(config, stored).items()}
     tensors = dict(converted(case.architecture, config, arrays)) | case.tensors
-    write(path, case.architecture, sizes(config) | case.keys, tensors)
+    keys = {key: value for key, value in (sizes(config) | case.keys).items() if value is not None}
+    write(path, case.architecture, keys, tensors)
     return config, parameters
 
 
@@ -360,6 +395,117 @@ def test_q_k_and_v_may_be_fused_in_any_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, parameters[name], err_msg=name)
 
 
+EXPERTS = ("mixtral", "qwen3moe", "olmoe")
+SHAPES = {"gate": (256, 512), "up": (256, 512), "down": (512, 256)}
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file in 32 bits."""
+    header = read_header(path)
+    return {name: header.read(info).view("<f4").reshape(info.shape) for name, info in header.tensors.items()}
+
+
+def test_whether_weights_of_experts_add_up_to_1_is_the_architectures(tmp_path: Path) -> None:
+    found = {}
+    for name in EXPERTS:
+        made(tmp_path / f"{name}.gguf", CASES[name])
+        config = read_gguf(tmp_path / f"{name}.gguf").config
+        found[name] = config.normalize_experts, config.dense_layers
+    assert found == {"mixtral": (True, ()), "qwen3moe": (True, ()), "olmoe": (False, ())}
+
+
+def test_experts_may_be_tensors_of_their_own(tmp_path: Path) -> None:
+    """As in the first files of Mixtral."""
+    config, parameters = made(tmp_path / "merged.gguf", CASES["mixtral"])
+    tensors = {}
+    for name, array in arrays_of(tmp_path / "merged.gguf").items():
+        if "_exps." in name:
+            tensors |= {name.replace("_exps.", f".{e}."): expert for e, expert in enumerate(array)}
+        else:
+            tensors[name] = array
+    assert "blk.2.ffn_down.10.weight" in tensors
+    keys = sizes(config) | CASES["mixtral"].keys
+    checkpoint = read_gguf(write(tmp_path / "apart.gguf", "llama", keys, tensors))
+    assert checkpoint.config == config
+    for name, array in checkpoint.parameters().items():
+        np.testing.assert_array_equal(array, parameters[name], err_msg=name)
+    both = tensors | {"blk.1.ffn_up_exps.weight": np.ones((11, 37, 24), np.float32)}
+    del tensors["blk.1.ffn_up.7.weight"]
+    for mixed, words in (
+        (both, "blk.1.ffn_up_exps.weight': not a tensor of this config"),
+        (tensors, "blk.1.ffn_up.7.weight: expected shape (37, 24), found nothing"),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            read_gguf(write(tmp_path / "mixed.gguf", "llama", keys, mixed))
+        assert_one_line(error.value, "mixed.gguf", words)
+
+
+def wide_experts(path: Path, kind: str) -> dict[str, np.ndarray]:
+    """Writes an OLMoE of one layer with the experts' tensors of this kind, of any bits; these as the package gguf has
+    them."""
+    values = HEADS | {"hidden_size": 512, "intermediate_size": 256, "num_hidden_layers": 1, "num_experts": 6}
+    case = Case("olmoe", "olmoe", values | {"num_experts_per_tok": 2})
+    config, _ = made(path, case)
+    tensors = {name: array for name, array in arrays_of(path).items() if "_exps." not in name}
+    number, random = gguf.GGMLQuantizationType[kind], np.random.default_rng(8)
+    values_of, bytes_of = gguf.GGML_QUANT_SIZES[number]
+    whole = {}
+    writer = gguf.GGUFWriter(path, "olmoe")
+    for key, value in sizes(config).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_int32)(f"olmoe.{key}", value)
+    for name, array in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(array))
+    for part, (rows, columns) in SHAPES.items():
+        data = random.integers(0, 256, (6, rows, columns // values_of * bytes_of), np.uint8)
+        writer.add_tensor(f"blk.0.ffn_{part}_exps.weight", data, raw_dtype=number)
+        with np.errstate(all="ignore"):
+            whole[part] = gguf.quants.dequantize(data, number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
+def test_experts_in_every_kind_are_those_of_the_whole_tensor(kind: str, tmp_path: Path) -> None:
+    whole = wide_experts(tmp_path / "model.gguf", kind)
+    checkpoint = read_gguf(tmp_path / "model.gguf")
+    for part, experts in whole.items():
+        for e, expert in enumerate(experts):
+            found = checkpoint.tensors[f"model.layers.0.mlp.experts.{e}.{part}_proj.weight"]
+            assert found.dtype == (kind if kind in ("F16", "BF16") else "F32")
+            with np.errstate(all="ignore"):
+                np.testing.assert_array_equal(found.widen(), expert)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_an_expert_is_read_without_the_others(kind: str, tmp_path: Path) -> None:
+    wide_experts(tmp_path / "model.gguf", kind)
+    checkpoint = read_gguf(tmp_path / "model.gguf")
+    name = "model.layers.0.mlp.experts.4.up_proj.weight"
+    size = checkpoint.tensors[name].array.nbytes
+    tracemalloc.start()
+    found = checkpoint.tensors[name]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.array.nbytes == size == 4 * 256 * 512
+    assert peak < 4 * size  # there are six
+
+
+def test_a_count_of_experts_that_the_file_hasnt_costs_nothing(tmp_path: Path) -> None:
+    config, _ = made(tmp_path / "model.gguf", CASES["olmoe"])
+    keys = sizes(config) | {"expert_count": 20000}
+    path = write(tmp_path / "many.gguf", "olmoe", keys, arrays_of(tmp_path / "model.gguf"))
+    tracemalloc.start()
+    with pytest.raises(CheckpointError) as error:
+        read_gguf(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert_one_line(error.value, "expected the tensors of this config, 60003 or more, found 54")
+    assert peak < 2**20
+
+
 def test_other_factors_than_llama_3s_are_taken_as_they_are(tmp_path: Path) -> None:
     case = replace(CASES["llama"], tensors={"rope_freqs.weight": np.float32([1, 2, 3, 4, 5.5])})
     made(tmp_path / "model.gguf", case)
@@ -395,6 +541,33 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Arrays, str]] = {
     "no residual": ("gptneox", {"use_parallel_residual": None}, {}, "gptneox.use_parallel_residual: expected true or"),
     "layout": ("falcon 7b", {"tensor_data_layout": "other"}, {}, "falcon.tensor_data_layout: expected 'Meta AI"),
     "experts": ("qwen3", {"expert_count": 4}, {}, "qwen3.expert_count: expected 0, found 4"),
+    "experts that share": (
+        "qwen3moe", {"expert_shared_feed_forward_length": 64}, {},
+        "qwen3moe.expert_shared_feed_forward_length: expected 0, found 64",
+    ),
+    "a shared expert's tensor": (
+        "qwen3moe", {}, {"blk.0.ffn_up_shexp.weight": np.ones((8, 24), np.float32)},
+        "blk.0.ffn_up_shexp.weight': not a tensor of this config",
+    ),
+    "a width of experts elsewhere": ("mixtral", {"expert_feed_forward_length": 37}, {}, "no such key"),
+    "no number of experts": ("olmoe", {"expert_count": None}, {}, "olmoe.expert_count: expected a whole number, found"),
+    "no number of experts in use": ("mixtral", {"expert_used_count": None}, {}, "llama.expert_used_count: expected a"),
+    "experts in use without a number": ("llama", {"expert_used_count": 2}, {}, "llama.expert_used_count: expected 0"),
+    "experts of no model": ("llama", {"expert_count": 2, "expert_used_count": 1}, {}, "ffn_gate_inp.weight: expected"),
+    "more experts in use than there are": ("olmoe", {"expert_used_count": 6}, {}, "expected at most n_experts 5"),
+    "another number of experts": (
+        "olmoe", {"expert_count": 4}, {}, "blk.0.ffn_gate_exps.weight: expected shape (4, 37, 24), found (5, 37, 24)",
+    ),
+    "another width of experts": (
+        "qwen3moe", {"expert_feed_forward_length": 9}, {}, "ffn_down_exps.weight: expected shape (5, 24, 9), found",
+    ),
+    "experts in two dimensions": (
+        "olmoe", {}, {"blk.2.ffn_up_exps.weight": np.ones((5 * 37, 24), np.float32)},
+        "blk.2.ffn_up_exps.weight: expected shape (5, 37, 24), found (185, 24)",
+    ),
+    "biases of experts": (
+        "olmoe", {}, {"blk.0.ffn_up_exps.bias": np.ones((5, 37), np.float32)}, "not a tensor of this config",
+    ),
     "not causal": ("gemma3", {"attention.causal": False}, {}, "gemma3.attention.causal: expected True"),
     "factor of the logits": ("command-r", {"logit_scale": -1.0}, {}, "logit_scale: expected a positive number"),
 }  # fmt: skip
@@ -403,8 +576,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Arrays, str]] = {
 @pytest.mark.parametrize(("name", "keys", "tensors", "words"), REFUSED.values(), ids=REFUSED)
 def test_refused(name: str, keys: dict[str, Any], tensors: Arrays, words: str, tmp_path: Path) -> None:
     case = CASES[name]
-    changed = {key: value for key, value in (case.keys | keys).items() if value is not None}
-    made(tmp_path / "model.gguf", replace(case, keys=changed, tensors=dict(tensors)))
+    made(tmp_path / "model.gguf", replace(case, keys=case.keys | keys, tensors=dict(tensors)))
     with pytest.raises(CheckpointError) as error:
         read_gguf(tmp_path / "model.gguf")
     assert_one_line(error.value, "model.gguf", words)

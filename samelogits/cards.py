@@ -134,17 +134,18 @@ def make_card(
     tokens: Any = None,
     device: str | None = None,
     referee: str = REFEREE,
+    length: int = LENGTH,
     progress: Progress = lambda text: None,
 ) -> Card:
     """Compare all installed backends, and the referee, with NumPy in float64 on this checkpoint.
 
-    name: what it was opened as. tokens: int [B, T] (default: two rows, one padded). device: for the backends that have
+    name: what it was opened as. tokens: int [B, T] (default: two rows of `length`, one padded). device: for the backends that have
     it. referee: "hf:" or "hf:FOLDER", transformers on the same weights or on other ones. Raises SamelogitsError for bad
     input.
     """
     config = checkpoint.config
     # Not beyond the trained length, where some models of transformers have no positions.
-    probe = make_probe(config.vocab_size, config.max_seq_len, tokens, length=LENGTH)
+    probe = make_probe(config.vocab_size, config.max_seq_len, tokens, length=length)
     report = check(
         checkpoint, None, probe.tokens_BT, probe.mask_BT, device=device, steps=0, exact=False, progress=progress
     )

@@ -140,11 +140,11 @@ class _Stages:
         """Whether a text of this length has the rotary frequencies of the probe's longest row."""
         c, longest = self.judge.config, int(self.probe.mask_BT.sum(1).max())
         recipes = ((c.rope_theta, c.rope_scaling), (c.local_rope_theta, c.local_rope_scaling))
-        return all(
-            np.array_equal(*(rotary_frequencies(c.rotated, theta, scaling, n) for n in (length, longest)))
-            for theta, scaling in recipes
-            if theta is not None
-        )
+
+        def frequencies(n: int) -> list[Array]:
+            return [rotary_frequencies(c.rotated, theta, scaling, n) for theta, scaling in recipes if theta is not None]
+
+        return all(map(np.array_equal, frequencies(length), frequencies(longest)))
 
     def loss(self) -> StageResult | None:
         """The loss that belongs to the candidate's own logits."""

@@ -34,11 +34,17 @@ class Architecture:
     rules: tuple[Rule, ...] = ()
 
 
-def tensor_rules(architecture: Architecture, fused: bool) -> tuple[Rule, ...]:
-    """Every module by its name in the file. fused: whether q, k and v are one tensor, which any file may do."""
+def tensor_rules(architecture: Architecture, fused: bool, merged: bool) -> tuple[Rule, ...]:
+    """Every module by its name in the file. fused: whether q, k and v are one tensor, which any file may do. merged:
+    whether a layer's experts are, as in all but the oldest files; each is then named by its place `[{e}]` in it."""
     qkv = [Rule("blk.{i}.attn_qkv", (_Q, _K, _V))]
     apart = [Rule(f"blk.{{i}}.attn_{part}", (module,)) for part, module in zip("qkv", (_Q, _K, _V), strict=True)]
-    return (*architecture.rules, *(qkv if fused else apart), *_RULES)
+    expert = "_exps[{e}]" if merged else ".{e}"
+    experts = [
+        Rule(f"blk.{{i}}.ffn_{part}{expert}", (f"{_LAYER}.mlp.experts.{{e}}.{part}_proj",))
+        for part in ("gate", "up", "down")
+    ]
+    return (*architecture.rules, *(qkv if fused else apart), *_RULES, *experts)
 
 
 def _pre(config: DecoderConfig) -> bool:
@@ -61,12 +67,36 @@ _RULES = (
     Rule("blk.{i}.post_attention_norm", (f"{_LAYER}.post_attention_layernorm",)),
     Rule("blk.{i}.ffn_norm", (f"{_LAYER}.pre_feedforward_layernorm",)),
     Rule("blk.{i}.post_ffw_norm", (f"{_LAYER}.post_feedforward_layernorm",)),
+    Rule("blk.{i}.ffn_gate_inp", (f"{_LAYER}.mlp.router",)),
     Rule("blk.{i}.ffn_gate", (_GATE,)),
     Rule("blk.{i}.ffn_up", (_UP,)),
     Rule("blk.{i}.ffn_down", (f"{_LAYER}.mlp.down_proj",)),
     Rule("output_norm", ("model.norm",)),
     Rule("output", ("lm_head",)),
 )
+
+
+def _experts(keys: Keys, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts in every layer, as wide as another model's feed-forward layer. Whether their weights are made to add up
+    to 1 is what the architecture says: no file does."""
+    return {
+        "n_experts": keys.take("expert_count", int),
+        "n_active_experts": keys.take("expert_used_count", int),
+        "expert_width": known["d_ff"],
+    }
+
+
+def _llama(keys: Keys, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Llama, or Mixtral."""
+    if not keys.take("expert_count", int, 0):
+        return {}
+    return _experts(keys, known) | {"normalize_experts": True}
+
+
+def _qwen3moe(keys: Keys, known: Mapping[str, Any]) -> dict[str, Any]:
+    values = _experts(keys, known)
+    width = keys.take("expert_feed_forward_length", int, 0) or known["d_ff"] // max(values["n_active_experts"], 1)
+    return values | {"expert_width": width}
 
 
 def _phi3(keys: Keys, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,18 +210,20 @@ _COHERE = {**_LLAMA, **_SHARED, "norm": "layer_norm"}
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
-        Architecture("llama", _LLAMA, "permuted"),
+        Architecture("llama", _LLAMA, "permuted", derive=_llama),
         Architecture("granite", _LLAMA, "permuted", derive=_granite),
         Architecture("smollm3", _LLAMA, "permuted", derive=_smollm3),
         Architecture("arcee", {**_LLAMA, **_SQUARED}, "permuted"),
         Architecture("qwen2", _LLAMA),
         Architecture("qwen3", _LLAMA, qk_norm="head"),
+        Architecture("qwen3moe", {**_LLAMA, "normalize_experts": True}, qk_norm="head", derive=_qwen3moe),
         Architecture("phi3", _LLAMA, derive=_phi3, rules=(Rule("blk.{i}.ffn_up", (_GATE, _UP)),)),
         Architecture("gemma", _GEMMA, derive=_gemma),
         Architecture("gemma2", _SANDWICH, derive=_gemma2),
         Architecture("gemma3", _SANDWICH, qk_norm="head", derive=_gemma3),
         Architecture("olmo", {**_LLAMA, "norm": "layer_norm", "norm_weight": "none"}, "permuted", derive=_olmo),
         Architecture("olmo2", {**_LLAMA, **_OUTPUT}, qk_norm="projection", derive=_olmo2),
+        Architecture("olmoe", _LLAMA, qk_norm="projection", derive=_experts),
         Architecture("command-r", _COHERE, "beside", qk_norm="heads", derive=_cohere),
         Architecture("cohere2", _COHERE, "beside", derive=_cohere2),
         Architecture("stablelm", {**_LLAMA, "norm": "layer_norm"}, qk_norm="heads", derive=_stablelm),

@@ -20,7 +20,7 @@ from samelogits.checkpoints.gguf_tokenizers import gguf_tokenizer
 from samelogits.checkpoints.tensors import DTYPES, StoredTensor
 from samelogits.config import DecoderConfig
 from samelogits.errors import BackendError, CheckpointError, ConfigError
-from samelogits.parameters import check_count, parameter_shapes, raise_faults
+from samelogits.parameters import Shape, check_count, parameter_shapes, raise_faults
 
 # Keys that concern every file, with the values under which it is one whole model.
 WHOLE: Mapping[str, tuple[Value, ...]] = {"general.type": ("model",), "split.count": (0, 1)}
@@ -49,13 +49,17 @@ def read_gguf(path: str | Path) -> Checkpoint:
         if key in header.metadata and not is_one_of(header.metadata[key], values)
     ]
     config = _config(Keys(header, name, faults), architecture)
-    parts = {}
+    parts: dict[str, _Stored] = {}
     if config is not None:
-        check_count(config, len(header.tensors), where)
+        check_count(config, _count(header), where)
         # The converter permutes the layers without rotary positions too.
         layout = replace(config, no_rope_layers=()) if architecture.pairs == "permuted" else config
-        rules = tensor_rules(architecture, fused="blk.0.attn_qkv.weight" in header.tensors)
-        parts = tensor_parts(rules, layout, architecture.pairs != "apart")
+        rules = tensor_rules(
+            architecture,
+            fused="blk.0.attn_qkv.weight" in header.tensors,
+            merged="blk.0.ffn_gate.0.weight" not in header.tensors,
+        )
+        parts = _merged(tensor_parts(rules, layout, architecture.pairs != "apart"))
         faults += _tensor_faults(parts, header, ROPE_TENSORS if config.position == "rope" else ())
     raise_faults(faults, where)
     assert config is not None
@@ -77,27 +81,67 @@ def read_gguf(path: str | Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the file. Each read reads and dequantises anew; nothing is kept."""
+    """A tensor of the file, or that of one expert in it. Each read reads and dequantises anew; nothing is kept."""
 
     header: GGUFHeader
     info: TensorInfo
+    expert: int | None = None
 
     def read(self) -> StoredTensor:
-        data, block, shape = self.header.read(self.info), self.info.type, self.info.shape
+        info = self.info
+        if self.expert is not None:  # its rows are whole blocks
+            shape, size = info.shape[1:], info.size // info.shape[0]
+            info = replace(info, shape=shape, offset=info.offset + self.expert * size, size=size)
+        data, block, shape = self.header.read(info), info.type, info.shape
         if block.name in DTYPES:
             return StoredTensor(block.name, data.view(DTYPES[block.name]).reshape(shape))
         rows = data.reshape(-1, shape[-1] // block.values * block.bytes)
         return StoredTensor("F32", _dequantise(rows, block).reshape(shape))
 
 
-def _tensors(header: GGUFHeader, config: DecoderConfig, parts: Mapping[str, Part]) -> LazyTensors:
+@dataclass(frozen=True)
+class _Experts:
+    """A tensor of the file that holds those of a layer's experts, one after the other."""
+
+    each: tuple[Part, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return len(self.each), *self.each[0].shape
+
+
+_Stored = Part | _Experts
+
+
+def _count(header: GGUFHeader) -> int:
+    """How many tensors there are, each expert of those that hold all of a layer being one."""
+    experts = [info.shape[0] for name, info in header.tensors.items() if "_exps." in name and len(info.shape) == 3]
+    return len(header.tensors) + sum(experts) // 3
+
+
+def _merged(parts: Mapping[str, Part]) -> dict[str, _Stored]:
+    """By the names in the file, where those of the experts end on their place in its tensor."""
+    found: dict[str, _Stored] = {}
+    experts: dict[str, list[Part]] = {}
+    for name, part in parts.items():
+        module, bracket, end = name.partition("[")
+        if bracket:
+            experts.setdefault(module + end.partition("]")[2], []).append(part)
+        else:
+            found[name] = part
+    return found | {name: _Experts(tuple(each)) for name, each in experts.items()}
+
+
+def _tensors(header: GGUFHeader, config: DecoderConfig, parts: Mapping[str, _Stored]) -> LazyTensors:
     readers = {}
-    for foreign, part in parts.items():
-        tensor = _Tensor(header, header.tensors[foreign])
-        for name in part.shapes:
-            # Weights that count from one are stored as what they multiply with.
-            from_one = config.norm_weight == "plus_one" and name.endswith("norm.weight")
-            readers[name] = partial(_less_one if from_one else part.take, name, tensor)
+    for foreign, stored in parts.items():
+        pieces = enumerate(stored.each) if isinstance(stored, _Experts) else [(None, stored)]
+        for expert, part in pieces:
+            tensor = _Tensor(header, header.tensors[foreign], expert)
+            for name in part.shapes:
+                # Weights that count from one are stored as what they multiply with.
+                from_one = config.norm_weight == "plus_one" and name.endswith("norm.weight")
+                readers[name] = partial(_less_one if from_one else part.take, name, tensor)
     return LazyTensors({name: readers[name] for name in parameter_shapes(config)})
 
 
@@ -177,7 +221,7 @@ def _sizes(keys: Keys, architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _tensor_faults(parts: Mapping[str, Part], header: GGUFHeader, read: tuple[str, ...]) -> list[str]:
+def _tensor_faults(parts: Mapping[str, _Stored], header: GGUFHeader, read: tuple[str, ...]) -> list[str]:
     """What is missing, unknown or misshapen; `read`: tensors that are part of the config."""
     found = {name: info.shape for name, info in header.tensors.items() if name not in read}
     faults = [

@@ -19,6 +19,7 @@ T = TypeVar("T", bound=bool | int | float | str)
 HARMLESS: Mapping[str, tuple[Value, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
     "expert_used_count": (0,),
     "rope.scaling.finetuned": (True,),
     "tensor_data_layout": ("Meta AI original pth", "jploski"),
