@@ -139,9 +139,9 @@ def make_card(
 ) -> Card:
     """Compare all installed backends, and the referee, with NumPy in float64 on this checkpoint.
 
-    name: what it was opened as. tokens: int [B, T] (default: two rows of `length`, one padded). device: for the backends that have
-    it. referee: "hf:" or "hf:FOLDER", transformers on the same weights or on other ones. Raises SamelogitsError for bad
-    input.
+    name: what it was opened as. tokens: int [B, T] (default: two rows of `length`, one padded). device: for the
+    backends that have it. referee: "hf:" or "hf:FOLDER", transformers on the same weights or on other ones. Raises
+    SamelogitsError for bad input.
     """
     config = checkpoint.config
     # Not beyond the trained length, where some models of transformers have no positions.
