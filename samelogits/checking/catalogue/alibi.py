@@ -112,6 +112,7 @@ def alibi_scaled(v: Variant) -> None:
     "ALiBi's table is not rounded to bfloat16",
     _rounded,
     seen_with="slopes or distances that bfloat16 can't hold: over 256 tokens, or more than 8 heads, of no power of two",
+    rounding=True,
 )
 def alibi_unrounded(v: Variant) -> None:
     """Falcon's models were trained with slopes, and their products with positions, in bfloat16, and run so in any
