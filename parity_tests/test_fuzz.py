@@ -105,6 +105,14 @@ def wide_number(seeds: Mapping[str, bytes]) -> bytes:
     return by_hand.gguf_bytes(header)
 
 
+def several_ends(seeds: Mapping[str, bytes]) -> bytes:
+    """Three ids of the end, as large as can be: NumPy shows them on two lines."""
+    header = by_hand.gguf(seeds["llama"])
+    ends = by_hand.Value(by_hand.ARRAY, [2**63 - 1] * 3, of=11)
+    header.metadata.append((b"tokenizer.ggml.eos_token_id", ends))
+    return by_hand.gguf_bytes(header)
+
+
 # What runs have found, by the parser and out of its seeds.
 FOUND: dict[str, tuple[str, Callable[[Mapping[str, bytes]], bytes]]] = {
     "shard named with a control character": ("json", lambda seeds: b'{"weight_map": {"a": "\\f.safetensors"}}'),
@@ -131,6 +139,7 @@ FOUND: dict[str, tuple[str, Callable[[Mapping[str, bytes]], bytes]]] = {
     "panic over a prefix": ("tokenizers", of("bpe", "model", "continuing_subword_prefix", value="####")),
     "query_pre_attn_scalar beyond a width": ("config", of("gemma2 0", "query_pre_attn_scalar", value=2**24 + 1)),
     "number beyond 32 bits": ("gguf", wide_number),
+    "numbers in place of one": ("gguf", several_ends),
     "kind of vocabulary in an array": (
         "tokenizers", lambda seeds: gguf_file({"tokenizer.ggml.model": np.array([8, 9], np.int32)})
     ),

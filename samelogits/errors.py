@@ -1,9 +1,11 @@
 """The errors that a user of the package can meet. Each message is one line: what was expected, what was found."""
 
+import re
+
 
 def shown(value: object, limit: int = 80) -> str:
     """The value as one short line for an error message."""
-    text = repr(value)
+    text = re.sub(r"\n\s*", " ", repr(value))  # that of an array has several lines
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
