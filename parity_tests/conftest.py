@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         if any(mark.kwargs.get("when", lambda given: True)(given) for mark in item.iter_markers("slow")):
-            item.add_marker(pytest.mark.skip(reason="slow, and others stand for it: python -m nox -s slow"))
+            item.add_marker(pytest.mark.skip(reason="slow: python -m nox -s slow"))
 
 
 @pytest.fixture(params=ladder.place_params())

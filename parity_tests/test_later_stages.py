@@ -111,6 +111,7 @@ def test_a_text_that_turns_otherwise_by_its_length_is_left_out(monkeypatch):
     report = check(config, port, diagnose=False)
     assert report.verdict == "same function"
     assert [probe.tokens_BT.shape for probe in port.seen] == [(2, 16), (1, 16)]
+    assert f"1 of 2 rows were not compared alone: {BY_LENGTH}" in report.candidate.notes
     assert (stage(report, "decoding").verdict, stage(report, "decoding").reason) == ("skipped", BY_LENGTH)
     monkeypatch.setattr(later._Stages, "_turns_alike", lambda self, length: True)
     assert stage(check(config, Port(config), diagnose=False), "row alone").verdict == "different"

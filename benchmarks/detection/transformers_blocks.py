@@ -18,15 +18,6 @@ WIRING = frozenset([
     "SL219", "SL220", "SL221", "SL222", "SL226", "SL227", "SL228", "SL711", "SL712", "SL713", "SL714", "SL715",
     "SL716", "SL721", "SL722", "SL723", "SL724", "SL725", "SL726", "SL727", "SL728",
 ])  # fmt: skip
-# The place of a block's norm that is left out.
-LEFT_OUT = {
-    "SL215": "before_attention",
-    "SL229": "before_feed_forward",
-    "SL230": "attention_output",
-    "SL231": "feed_forward_output",
-    "SL232": "attention_sum",
-    "SL233": "feed_forward_sum",
-}
 MOVED = {"SL220": (0, 1), "SL221": (0, 2), "SL222": (2, 0), "SL226": (2, 1), "SL227": (1, 0), "SL228": (1, 2)}
 # Families whose attention or feed-forward layer adds the residual stream itself, or is called by place.
 OTHERWISE = frozenset(["bloom", "mpt", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen", "falcon"])

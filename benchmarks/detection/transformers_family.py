@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from benchmarks.detection import transformers_blocks as blocks
 from benchmarks.detection import transformers_tensors, transformers_weights
 from benchmarks.detection.planted import Planted
-from benchmarks.detection.transformers_blocks import LEFT_OUT, OTHERWISE, WIRING
+from benchmarks.detection.torch_block import LEFT_OUT
+from benchmarks.detection.transformers_blocks import OTHERWISE, WIRING
 from benchmarks.detection.transformers_changes import CHANGES, OTHER_LAYERS, changed
 from benchmarks.detection.transformers_model import Model, Recorded, family_of, layer_arguments
 from benchmarks.detection.transformers_parts import head_output

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
 from torch import nn
 
+from benchmarks.detection.torch_precision import DTYPES
 from samelogits.checking.candidates.huggingface import HuggingFaceCandidate
 from samelogits.checking.probe import Probe
 from samelogits.checkpoints import save_checkpoint, trained_checkpoint
@@ -24,7 +24,6 @@ from samelogits.checkpoints.families.registry import FAMILIES
 from samelogits.config import DecoderConfig
 from samelogits.parameters import parameter_shapes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 EAGER = "eager_attention_forward"
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

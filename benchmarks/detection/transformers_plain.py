@@ -22,6 +22,7 @@ from transformers.models.llama import modeling_llama
 from benchmarks.detection import transformers_parts as parts
 from benchmarks.detection import transformers_weights
 from benchmarks.detection.planted import Planted
+from benchmarks.detection.torch_precision import DTYPES
 from benchmarks.detection.transformers_weights import planted_parameters
 from samelogits.checking.candidates.candidate import Output, to_numpy
 from samelogits.checking.probe import Probe
@@ -31,7 +32,6 @@ from samelogits.config import DecoderConfig
 from samelogits.errors import InputError
 from samelogits.parameters import parameter_shapes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # Names of what a block has: for Llama, then for GPT-2.
 NAMES = {
     "llama": {

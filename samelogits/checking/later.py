@@ -101,9 +101,12 @@ class _Stages:
         p = self.probe
         if self.candidate.probe is not None or len(p.tokens_BT) < 2:
             return None
-        rows = [row for row, length in enumerate(p.mask_BT.sum(1)) if length and self._turns_alike(int(length))]
+        there = [row for row, length in enumerate(p.mask_BT.sum(1)) if length]
+        rows = [row for row in there if self._turns_alike(int(p.mask_BT[row].sum()))]
         if not rows:
             return self.skipped("row alone", BY_LENGTH)
+        if left := len(there) - len(rows):
+            self.result.notes.append(f"{left} of {len(there)} rows were not compared alone: {BY_LENGTH}")
         self.progress(f"{self.result.name}: rows alone")
         logits: Array = spread.reference.copy()
         for row in rows:
