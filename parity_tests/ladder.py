@@ -767,3 +767,15 @@ def check_product(place):
     # Two roundings of float32 and two digits of the numbers given: 1e-6 in relative terms, TF32 being 4e-4 off.
     for value, expected in zip(found.ravel()[[0, 1, 3]], (6.1728387, 13.580245, 30.864195), strict=True):
         assert_close(value, expected, 1e-6, "product")
+
+
+def check_equal_logits(place):
+    """The loss of 262,144 tokens, all but one equally unlikely, and its gradient, which adds up to 0. Added in order,
+    equal terms are rounded alike: torch.log_softmax is off by 1e-4 here."""
+    logits = np.full((1, 1, 2**18), 149.0)
+    logits[..., 0] = 150
+    arguments = [logits, np.zeros((1, 1), int), np.ones((1, 1), bool)]
+    expected = np.log1p((2**18 - 1) * np.exp(-1.0))
+    assert_close(apply(place, "cross_entropy", *arguments, dtype="float32"), expected, 1e-6, "loss")
+    gradient = pull_back(place, "cross_entropy", arguments, np.ones(()), "float32")[0]
+    assert_close(gradient.sum(dtype=float), 0.0, 1e-6, "sum of the gradient", scale=1)

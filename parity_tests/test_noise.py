@@ -213,6 +213,21 @@ def test_a_bfloat16_product_is_rounded_once():
     assert 0.2 < found / predicted(x, y, "bfloat16") < 1.2
 
 
+@pytest.mark.parametrize("n_tokens", [2**14, 2**18])
+def test_a_sum_of_equal_terms_in_16_lanes_is_inside(n_tokens):
+    """Rounded alike, they add up to more than independent roundings would, which four units cover."""
+    logits = np.full((1, 1, n_tokens), -2.3)
+    logits[..., 0] = 0
+    terms = np.exp(logits).astype(np.float32).reshape(-1, 16)
+    total = np.cumsum(terms, axis=0, dtype=np.float32)[-1].sum()
+    variant = Variant(GPT, mistaken.wide(GPT), probe_of(GPT))
+    disturb(variant, PRECISIONS["float32"], 0)
+    arguments = logits, np.zeros((1, 1), int), np.ones((1, 1), bool)
+    expected = np.log(np.exp(logits).sum())
+    noise = np.sqrt(np.mean([(variant._ops["head"].cross_entropy(*arguments) - expected) ** 2 for _ in range(64)]))
+    assert 4 * 2.0**-24 * expected < abs(np.log(total) - expected) < ROW_LIMIT * noise
+
+
 # Scores
 
 

@@ -79,6 +79,10 @@ def test_rms_norm_eps_is_inside_the_root(place):
     ladder.check_number(place, "rms_norm", [np.full((1, 1, 8), 1e-3), np.ones(8), 1e-5], 0, 0.30151, 5e-6)
 
 
+def test_the_loss_of_many_equal_logits(place):
+    ladder.check_equal_logits(place)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_every_activation_keeps_the_dtype(place, config, dtype):
     """I04: nothing is promoted on the way, neither up nor down."""
