@@ -117,8 +117,8 @@ def _like_tiny(other: DecoderConfig) -> DecoderConfig:
 
 def gguf() -> Parser:
     """Files of every architecture, up to their config and the shapes of their tensors."""
-    from test_gguf_architectures import CASES as ARCHITECTURES  # they need the package gguf
-    from test_gguf_architectures import made
+    from gguf_files import CASES as ARCHITECTURES  # they need the package gguf
+    from gguf_files import made
 
     scratch = Scratch()
     seeds = {}

@@ -86,16 +86,20 @@ def make(name: str) -> Card | None:
     if name in shipped_models():
         return made(name)
     with tempfile.TemporaryDirectory() as folder:
-        if name not in GGUF:
-            return made(str(write_family(name, Path(folder))))
-        parts = sorted(Path(sysconfig.get_path("purelib")).glob(GGUF[name]))
-        whole = Path(folder, parts[0].name.partition(".part")[0]) if parts else None
-        if whole is None:
-            return None
-        with whole.open("wb") as file:
-            for part in parts:
-                file.write(part.read_bytes())
-        return made(str(whole))
+        path = whole_file(name, Path(folder)) if name in GGUF else write_family(name, Path(folder))
+        return None if path is None else made(str(path))
+
+
+def whole_file(name: str, folder: Path) -> Path | None:
+    """The installed GGUF file of this name, its parts put together in a folder; None where it isn't installed."""
+    parts = sorted(Path(sysconfig.get_path("purelib")).glob(GGUF[name]))
+    if not parts:
+        return None
+    whole = folder / parts[0].name.partition(".part")[0]
+    with whole.open("wb") as file:
+        for part in parts:
+            file.write(part.read_bytes())
+    return whole
 
 
 def write_family(family: str, parent: Path) -> Path:
