@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import re
 import struct
 import zipfile
@@ -66,6 +67,69 @@ def npz(data: bytes) -> dict[str, np.ndarray]:
         raise ValueError("a name stands twice")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return {name: archive[name] for name in names}
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    """What a ZIP archive without compression holds, its sums being of no interest."""
+    found = {}
+    for info in zipfile.ZipFile(io.BytesIO(data)).infolist():
+        lengths = struct.unpack_from("<2H", data, info.header_offset + 26)
+        begin = info.header_offset + 30 + sum(lengths)
+        if info.filename in found or info.compress_type or begin + info.file_size > len(data):
+            raise ValueError("a name stands twice, or is compressed, or is longer than the file")
+        found[info.filename] = data[begin : begin + info.file_size]
+    return found
+
+
+def with_member(data: bytes, name: str, content: bytes) -> bytes:
+    """The archive, with this content under the name."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for other, held in members(data).items():
+            archive.writestr(zipfile.ZipInfo(other, (1980, 1, 1, 0, 0, 0)), content if other == name else held)
+    return out.getvalue()
+
+
+STORAGES = {
+    "FloatStorage": ("F32", 4), "HalfStorage": ("F16", 2), "BFloat16Storage": ("BF16", 2), "DoubleStorage": ("F64", 8),
+    "LongStorage": ("torch.int64", 8), "BoolStorage": ("torch.bool", 1),
+}  # fmt: skip
+
+
+def pickled(data: bytes) -> Any:
+    """The values of an archive of torch.save; a tensor is its dtype, shape and bits."""
+    held = {name.partition("/")[2].lower(): content for name, content in members(data).items()}
+    if held.get("byteorder", b"little") != b"little":
+        raise ValueError("another order of bytes")
+    storages: dict[str, tuple[str, int, bytes]] = {}
+
+    def tensor(storage: tuple[str, int, bytes], offset: int, shape: Any, strides: Any, *rest: Any) -> Any:
+        dtype, size, content = storage
+        if 0 in shape:
+            return dtype, tuple(shape), b""
+        array = np.ndarray(shape, f"V{size}", content, offset * size, [stride * size for stride in strides])
+        return dtype, tuple(shape), array.tobytes()
+
+    class Unpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]  # whose memo is as large as what is in it
+        dispatch = pickle._Unpickler.dispatch | {pickle.PROTO[0]: lambda self: self.read(1)}  # type: ignore[attr-defined]
+
+        def find_class(self, module: str, name: str) -> Any:
+            allowed = {"collections.OrderedDict": dict, "torch._utils._rebuild_tensor_v2": tensor}
+            return name if module == "torch" and name in STORAGES else allowed[f"{module}.{name}"]
+
+        def persistent_load(self, key: Any) -> Any:
+            kind, storage, name, _, numel = key
+            if kind != "storage":
+                raise ValueError("no storage")
+            if name not in storages:  # the first is that of all
+                dtype, size = STORAGES[storage]
+                content = held[f"data/{name}"]
+                if len(content) != numel * size:
+                    raise ValueError("a record of another size")
+                storages[name] = dtype, size, content
+            return storages[name]
+
+    return Unpickler(io.BytesIO(held["data.pkl"]), encoding="utf-8").load()
 
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}

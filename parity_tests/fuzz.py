@@ -33,6 +33,7 @@ PARSERS = {
     "canonical": "fuzz_models:canonical",
     "gguf": "fuzz_models:gguf",
     "tokenizers": "fuzz_models:tokenizers",
+    "pickles": "fuzz_pickles:pickles",
     "loader": "fuzz_loader:loader",
 }
 EXECUTIONS = {"loader": 100_000}  # of the others ten million

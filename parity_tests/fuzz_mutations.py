@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickletools
 import re
 import warnings
 import zipfile
@@ -250,8 +251,12 @@ def folder_mutation(mutations: dict[str, Mutation]) -> Mutation:
     return mutate
 
 
-def npz_mutation(metadata: JsonMutation) -> Mutation:
-    """Of the members of an archive and their names, its sums being right again, or of its bytes."""
+def archive_mutation(change: Callable[[str, bytes, Random], bytes], compressed: bool) -> Mutation:
+    """Of the members of a ZIP archive and their names, its sums being right again, or of its bytes.
+
+    change: what becomes of one member's content. compressed: whether the members may become so.
+    """
+    ways = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) if compressed else (zipfile.ZIP_STORED,)
 
     def mutate(data: bytes, random: Random) -> bytes:
         try:
@@ -270,21 +275,10 @@ def npz_mutation(metadata: JsonMutation) -> Mutation:
                     members[i] = members[j][0], content
                 case 3:
                     members[i] = shifted(name.encode(), random).decode("latin-1"), content
-                case 4 if name == "metadata.npy":
-                    text = metadata(content[128:], random)
-                    members[i] = (
-                        name,
-                        content[:128].replace(b"(%d,)" % (len(content) - 128), b"(%d,)" % len(text)) + text,
-                    )
-                case 5:
-                    members[i] = name, shuffled(content[:128], random, NPY_WORDS) + content[128:]
                 case _:
-                    members[i] = name, shifted(content, random)
+                    members[i] = name, change(name, content, random)
             out = io.BytesIO()
-            with (
-                zipfile.ZipFile(out, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive,
-                warnings.catch_warnings(action="ignore"),
-            ):
+            with zipfile.ZipFile(out, "w", random.choice(ways)) as archive, warnings.catch_warnings(action="ignore"):
                 for name, content in members:
                     archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content)
             return out.getvalue()
@@ -292,3 +286,79 @@ def npz_mutation(metadata: JsonMutation) -> Mutation:
             return shifted(data, random)
 
     return mutate
+
+
+def npz_mutation(metadata: JsonMutation) -> Mutation:
+    """Of an archive of NumPy's arrays: their headers as text, one of them JSON, and their bytes."""
+
+    def change(name: str, content: bytes, random: Random) -> bytes:
+        head, body = content[:128], content[128:]
+        match random.randrange(4):
+            case 0 if name == "metadata.npy":
+                text = metadata(body, random)
+                return head.replace(b"(%d,)" % len(body), b"(%d,)" % len(text)) + text
+            case 1:
+                return shuffled(head, random, NPY_WORDS) + body
+            case _:
+                return shifted(content, random)
+
+    return archive_mutation(change, compressed=True)
+
+
+def pickle_mutation() -> Mutation:
+    """Of an archive of torch.save: the steps of its pickle, its other members, and their bytes."""
+
+    def change(name: str, content: bytes, random: Random) -> bytes:
+        if name.endswith("data.pkl") and random.random() < 0.9:
+            return _other_steps(content, random)
+        return shifted(content, random)
+
+    mutate = archive_mutation(change, compressed=False)
+
+    def of_pickle(data: bytes, random: Random) -> bytes:
+        """Mostly of the pickle, which is one of many members."""
+        if random.random() < 0.4:
+            return mutate(data, random)
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                [info] = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
+                content = archive.read(info)
+        except (ValueError, zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError):
+            return mutate(data, random)
+        return by_hand.with_member(data, info.filename, change(info.filename, content, random))
+
+    return of_pickle
+
+
+def _other_steps(content: bytes, random: Random) -> bytes:
+    """Steps of a pickle replaced by others of it, cut out, doubled or exchanged; its numbers by odd ones."""
+    try:
+        steps = list(pickletools.genops(content))
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return shifted(content, random)
+    ends = [at for _, _, at in steps[1:]] + [len(content)]
+    parts = [content[at:end] for (_, _, at), end in zip(steps, ends, strict=True)]
+    numbers = [i for i, (_, value, _) in enumerate(steps) if type(value) is int and parts[i][0] in b"KMJ"]
+    for _ in range(random.choice((1, 1, 2, 3))):
+        at = random.randrange(len(parts))
+        end = at + random.choice((1, 1, 1, 2, 5))
+        match random.randrange(6):
+            case 0 | 1 | 2 if numbers:
+                i = random.choice(numbers)
+                near = (steps[i][1] + random.choice((1, -1)), steps[random.choice(numbers)][1])
+                if i < len(parts):
+                    parts[i] = _pickled_number(random.choice(near if random.random() < 0.6 else INTEGERS))
+            case 3:
+                parts[at:end] = [random.choice(parts)]
+            case 4:
+                del parts[at:end]
+            case _:
+                parts[at:at] = parts[at:end]
+        parts = parts or [b"."]
+    return b"".join(parts)
+
+
+def _pickled_number(value: int) -> bytes:
+    """The step that puts a whole number on the stack."""
+    size = value.bit_length() // 8 + 1
+    return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 
 import samelogits.config
 from samelogits.checking.candidates import name_map, recording
-from samelogits.checkpoints import families, gguf_header, huggingface, json_file, safetensors_file, tokenizers
+from samelogits.checkpoints import families, gguf_header, huggingface, json_file, pickles, safetensors_file, tokenizers
 from samelogits.checkpoints.families import foreign_config
 
-NEEDS = {"gguf": "gguf", "loader": "gguf", "name_map": "yaml", "tokenizers": "tokenizers"}
+NEEDS = {"gguf": "gguf", "loader": "gguf", "name_map": "yaml", "pickles": "torch", "tokenizers": "tokenizers"}
 EXAMPLES = 400  # some seconds for all parsers; a control ends with its finding, and may take four times as many
 
 
@@ -113,10 +113,25 @@ def several_ends(seeds: Mapping[str, bytes]) -> bytes:
     return by_hand.gguf_bytes(header)
 
 
+def longer_than_its_record(seeds: Mapping[str, bytes]) -> bytes:
+    """The archive with a byte less in one record, where another one has the size that it should have."""
+    return by_hand.with_member(seeds["state dict"], "archive/data/3", bytes(95))
+
+
+def another_case(seeds: Mapping[str, bytes]) -> bytes:
+    """The archive with a record twice, in capitals too, which PyTorch doesn't tell apart."""
+    data = io.BytesIO(seeds["plain"])
+    with zipfile.ZipFile(data, "a") as archive:
+        archive.writestr("archive/DATA/0", bytes(96))
+    return data.getvalue()
+
+
 # What runs have found, by the parser and out of its seeds.
 FOUND: dict[str, tuple[str, Callable[[Mapping[str, bytes]], bytes]]] = {
     "shard named with a control character": ("json", lambda seeds: b'{"weight_map": {"a": "\\f.safetensors"}}'),
     "archive with a name that is no UTF-8": ("recordings", undecodable),
+    "storage longer than its record": ("pickles", longer_than_its_record),
+    "record in another case": ("pickles", another_case),
     "shape that is no tuple of Python's": ("recordings", zero_in_front),
     "one number for all rotary factors": (
         "canonical",
@@ -174,6 +189,7 @@ CONTROLS: dict[str, tuple[str, Any, str, Any]] = {
     "unknown arrays": ("recordings", recording, "_check_names", silent),
     "patterns that take for ever": ("name_map", name_map, "_ambiguity", silent),
     "errors of the package": ("tokenizers", tokenizers, "package_errors", lambda *given: contextlib.nullcontext()),
+    "records of the sizes": ("pickles", pickles.PickleFile, "_are_records", lambda *given: True),
     "rotary pairs": ("loader", families, "turn_pairs", lambda rows, *given, **options: rows),
 }  # fmt: skip
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -64,7 +66,8 @@ class PickleFile:
         self.path = path
         self._size, self._records = _check_archive(path)
         try:
-            self.values: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with warnings.catch_warnings(action="ignore"):  # of what it then reads, or refuses
+                self.values: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # PyTorch's reader raises whatever a broken file makes of it
             raise CheckpointError(f"{path}: expected tensors and plain values, found {_found(error)}") from None
 
@@ -87,9 +90,19 @@ class PickleFile:
                     self.path, self._size, name, _NAMES.get(dtype, dtype), tuple(value.shape), value.detach()
                 )
         raise_faults(faults, path)
-        if not set(sizes.values()) <= self._records or sum(sizes.values()) > self._size:
+        if not self._are_records(sizes):
             raise CheckpointError(f"{path}: expected tensors of the sizes that are stored, found others: cut short")
         return dict(found)
+
+    def _are_records(self, sizes: Mapping[int, int]) -> bool:
+        """Whether storages, address to bytes, are whole records of the archive, which is mapped from a page on."""
+        held = {address: size for address, size in sizes.items() if size}
+        first = next(iter(held), 0)
+        starts = [first - begin for begin, size in self._records.items() if size == held.get(first)]
+        return not held or any(
+            start % mmap.PAGESIZE == 0 and all(self._records.get(a - start) == size for a, size in held.items())
+            for start in starts
+        )
 
 
 def check_allowed(path: Path | str, allow_pickle: bool) -> None:
@@ -129,8 +142,9 @@ def _torch() -> Any:
     return torch
 
 
-def _check_archive(path: Path) -> tuple[int, set[int]]:
-    """Size of the file, and the sizes of its records. What torch.save doesn't write raises CheckpointError."""
+def _check_archive(path: Path) -> tuple[int, dict[int, int]]:
+    """Size of the file, and of each record by where its bytes begin. What torch.save doesn't write raises
+    CheckpointError."""
 
     def refuse(found: str) -> CheckpointError:
         return CheckpointError(f"{path}: expected an archive as torch.save writes it since PyTorch 1.6, found {found}")
@@ -142,9 +156,10 @@ def _check_archive(path: Path) -> tuple[int, set[int]]:
         size = file.seek(0, 2)
         try:
             records = zipfile.ZipFile(file).infolist()
+            begins = [_begin(file, record.header_offset) for record in records]
         except Exception as error:  # a broken one makes the reader raise more than BadZipFile
             raise refuse(f"a broken one, perhaps cut short: {shown(str(error))}") from None
-    names = [record.filename.partition("/")[2] for record in records]
+    names = [record.filename.partition("/")[2].lower() for record in records]  # PyTorch finds them in any case
     if len(set(names)) < len(names) or names.count("data.pkl") != 1:
         raise refuse("one without one data.pkl, or with a name twice")
     if "constants.pkl" in names:
@@ -154,7 +169,14 @@ def _check_archive(path: Path) -> tuple[int, set[int]]:
         raise refuse("compressed records")
     if sum(record.file_size for record in records) > size or pickle.file_size > HEADER_LIMIT:
         raise refuse("records larger than the file, or a pickle too large to be that of a model")
-    return size, {record.file_size for record in records}
+    return size, {begin: record.file_size for begin, record in zip(begins, records, strict=True)}
+
+
+def _begin(file: BinaryIO, header: int) -> int:
+    """Where a record's bytes begin: behind 30 bytes of header, its name and what else stands there."""
+    file.seek(header + 26)
+    lengths: tuple[int, int] = struct.unpack("<2H", file.read(4))
+    return header + 30 + sum(lengths)
 
 
 def _unsound(value: Any) -> str | None:
