@@ -263,7 +263,7 @@ def gguf_bytes(header: Gguf) -> bytes:
     return head
 
 
-PLAIN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,60}")
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}")
 
 
 def packed(files: dict[str, bytes]) -> bytes:

@@ -34,6 +34,7 @@ PARSERS = {
     "gguf": "fuzz_models:gguf",
     "tokenizers": "fuzz_models:tokenizers",
     "pickles": "fuzz_pickles:pickles",
+    "orbax": "fuzz_orbax:orbax",
     "loader": "fuzz_loader:loader",
 }
 EXECUTIONS = {"loader": 100_000}  # of the others ten million

@@ -27,10 +27,26 @@ from hypothesis import strategies as st
 
 import samelogits.config
 from samelogits.checking.candidates import name_map, recording
-from samelogits.checkpoints import families, gguf_header, huggingface, json_file, pickles, safetensors_file, tokenizers
+from samelogits.checkpoints import (
+    families,
+    gguf_header,
+    huggingface,
+    json_file,
+    orbax_folder,
+    pickles,
+    safetensors_file,
+    tokenizers,
+)
 from samelogits.checkpoints.families import foreign_config
 
-NEEDS = {"gguf": "gguf", "loader": "gguf", "name_map": "yaml", "pickles": "torch", "tokenizers": "tokenizers"}
+NEEDS = {
+    "gguf": "gguf",
+    "loader": "gguf",
+    "name_map": "yaml",
+    "orbax": "orbax",
+    "pickles": "torch",
+    "tokenizers": "tokenizers",
+}
 EXAMPLES = 400  # some seconds for all parsers; a control ends with its finding, and may take four times as many
 
 
@@ -126,12 +142,20 @@ def another_case(seeds: Mapping[str, bytes]) -> bytes:
     return data.getvalue()
 
 
+def odd_separator(seeds: Mapping[str, bytes]) -> bytes:
+    """The directory, what stands between numbers of chunks being a control character, which TensorStore repeats."""
+    files = by_hand.unpacked(seeds["apart"])
+    files["b--.zarray"] = files["b--.zarray"].replace(b'"dimension_separator":"."', b'"dimension_separator":"\\u007f"')
+    return by_hand.packed(files)
+
+
 # What runs have found, by the parser and out of its seeds.
 FOUND: dict[str, tuple[str, Callable[[Mapping[str, bytes]], bytes]]] = {
     "shard named with a control character": ("json", lambda seeds: b'{"weight_map": {"a": "\\f.safetensors"}}'),
     "archive with a name that is no UTF-8": ("recordings", undecodable),
     "storage longer than its record": ("pickles", longer_than_its_record),
     "record in another case": ("pickles", another_case),
+    "control character that a library repeats": ("orbax", odd_separator),
     "shape that is no tuple of Python's": ("recordings", zero_in_front),
     "one number for all rotary factors": (
         "canonical",
@@ -190,6 +214,7 @@ CONTROLS: dict[str, tuple[str, Any, str, Any]] = {
     "patterns that take for ever": ("name_map", name_map, "_ambiguity", silent),
     "errors of the package": ("tokenizers", tokenizers, "package_errors", lambda *given: contextlib.nullcontext()),
     "records of the sizes": ("pickles", pickles.PickleFile, "_are_records", lambda *given: True),
+    "names that stand twice": ("orbax", orbax_folder, "raise_faults", silent),
     "rotary pairs": ("loader", families, "turn_pairs", lambda rows, *given, **options: rows),
 }  # fmt: skip
 

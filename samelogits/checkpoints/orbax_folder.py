@@ -194,4 +194,4 @@ def _broken(directory: Path, name: str, error: Exception) -> CheckpointError:
 
 def _reason(error: Exception) -> str:
     """The last part of TensorStore's message, which is: Error reading "file": Error decoding "file": reason [spec]."""
-    return " ".join(str(error).split()).partition(" [")[0].rpartition('": ')[2][:240]
+    return shown(" ".join(str(error).split()).partition(" [")[0].rpartition('": ')[2], 240)
