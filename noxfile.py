@@ -121,7 +121,7 @@ def exhaustive(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Millions of changed files through every parser, or through those that are named (resumable)."""
-    install(session, ".[gguf,hf,yaml]", groups=("fuzz",))
+    install(session, ".[all]", groups=("fuzz",))
     session.run("python", "parity_tests/fuzz.py", *session.posargs)
 
 
