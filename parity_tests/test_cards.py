@@ -70,6 +70,14 @@ def test_the_page_is_that_of_the_values(name: str) -> None:
     assert "not compared" not in {c.verdict for c in card.comparisons}
 
 
+@pytest.mark.parametrize("name", PATHS)
+def test_rows_are_shorter_where_the_vocabulary_is_large(name: str) -> None:
+    card = make_cards.read_card(PATHS[name])
+    longest = {"gemma-3-270m": 12}.get(name, 48)  # of the first, a row has three million logits
+    expected = min(longest, max(1, card.config["max_seq_len"] - 8))
+    assert [row.padding + len(row.ids) for row in card.tokens] == [expected, expected]
+
+
 def test_the_list_is_that_of_the_cards() -> None:
     listed = {name: make_cards.read_card(PATHS[name]) for name in make_cards.names() if name in PATHS}
     text = (make_cards.CARDS / "README.md").read_text(encoding="utf-8")

@@ -43,6 +43,8 @@ SCHEMA_VERSION = 1
 REFEREE = "hf:"  # transformers on the same weights
 REFEREE_DTYPES = ("float32", "bfloat16")
 PATIENCE = 3600.0  # seconds for the known mistakes: a verdict that is written down shall not hang on a busy machine
+# Logits of a row of tokens, which is shorter where the vocabulary is large: 48 tokens of 262,144 would take 22 GB.
+ROW_LOGITS, SHORTEST = 3 * 2**20, 8
 CHUNK = 2**24  # bytes that are read at once
 
 
@@ -135,16 +137,16 @@ def make_card(
     tokens: Any = None,
     device: str | None = None,
     referee: str = REFEREE,
-    length: int = LENGTH,
     progress: Progress = lambda text: None,
 ) -> Card:
     """Compare all installed backends, and the referee, with NumPy in float64 on this checkpoint.
 
-    name: what it was opened as. tokens: int [B, T] (default: two rows of `length`, one padded). device: for the
-    backends that have it. referee: "hf:" or "hf:FOLDER", transformers on the same weights or on other ones. Raises
-    SamelogitsError for bad input.
+    name: what it was opened as. tokens: int [B, T] (default: two rows, one padded; shorter ones where the vocabulary
+    is large). device: for the backends that have it. referee: "hf:" or "hf:FOLDER", transformers on the same weights
+    or on other ones. Raises SamelogitsError for bad input.
     """
     config = checkpoint.config
+    length = max(SHORTEST, min(LENGTH, ROW_LOGITS // config.vocab_size))
     # Not beyond the trained length, where some models of transformers have no positions.
     probe = make_probe(config.vocab_size, config.max_seq_len, tokens, length=length)
     report = check(
