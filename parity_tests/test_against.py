@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 from mistaken import GPT, LLAMA, POST, Port, check, probe_of, stage
 
+import samelogits
 from samelogits.backend import get_backend
 from samelogits.batch import prepare
 from samelogits.checking.against import FEWEST, check_candidate, operation_of, shown_precision
 from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
+from samelogits.checking.measures import compare
 from samelogits.checking.probe import make_probe
 from samelogits.checking.rounding import round_bfloat16, round_float16
-from samelogits.errors import CandidateError, SamelogitsError
+from samelogits.errors import CandidateError, CheckpointError, SamelogitsError
 from samelogits.taps import tap_names
 
 
@@ -229,6 +231,16 @@ def test_a_recording_brings_its_own_input(tmp_path):
     assert report.candidate.causes[0].code == "SL421"
 
 
+def test_a_pass_without_diagnosis_is_earned_too():
+    """Rows of one token show nothing of positions, and longer ones would."""
+    probe = make_probe(LLAMA.vocab_size, None, np.arange(12)[:, None])
+    report = check(LLAMA, Port(LLAMA, "SL306", taps=["logits"]), probe=probe, diagnose=False)
+    assert report.verdict == "not proven"
+    assert "known mistakes would not have shown: a longer input would show more of them" in doubts(report)
+    reasons = {item.code: (item.reason, item.decided_by) for item in report.candidate.undecided}
+    assert reasons["SL306"] == ("not exercised by this input", "a longer input")
+
+
 def test_input_without_a_real_token_is_refused():
     with pytest.raises(SamelogitsError, match="real token"):
         check(GPT, Port(GPT), tokens=[[1, 2, 3]], attention_mask=[[0, 0, 0]])
@@ -269,6 +281,24 @@ def test_the_precision_that_arrays_show(change, dtype, expected):
     x = np.random.default_rng(0).standard_normal((1, 4, 5))
     array = np.asarray(change(x), dtype)
     assert shown_precision(Output(array, {"logits": array})) == expected
+    padded = np.concatenate([np.full_like(array[:, :1], np.nan), array], axis=1)
+    assert shown_precision(Output(padded, {"logits": padded})) == expected
+
+
+def test_a_float16_step_is_float16_s():
+    found = compare("x", np.array([1 + 2.0**-10]), np.array([1.0]), "float16")
+    assert found.ulps == 1
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (-np.inf, "infinity")])
+def test_weights_that_are_not_finite_are_refused(value, word):
+    name = "model.layers.1.mlp.down_proj.weight"
+    arrays = {key: array.copy() for key, array in mistaken.wide(GPT).items()}
+    arrays[name][3, 2] = value
+    with pytest.raises(CheckpointError, match=f"memory: {name}: expected finite weights, .* found {word}"):
+        check(GPT, Port(GPT), arrays=arrays)
+    with pytest.raises(CheckpointError, match=f"{name}: expected finite weights"):
+        samelogits.check(mistaken.checkpoint_of(GPT, arrays), backends=["numpy"])
 
 
 def test_a_float32_function_that_returns_lists_is_honest():

@@ -10,7 +10,7 @@ from candidate_ports import assert_is_model, checkpoint_of, probe_of, run_checke
 from checkpoint_files import LLAMA
 from ladder import needs
 
-from samelogits.checking.candidates import FunctionCandidate, ModelCandidate, check_output, open_candidate
+from samelogits.checking.candidates import FunctionCandidate, ModelCandidate, Output, check_output, open_candidate
 from samelogits.errors import BackendError, CandidateError, InputError
 
 # Functions
@@ -37,12 +37,51 @@ def hostile(**changes):
         (lambda t, x: {"taps": x}, r"expected a mapping with 'logits', found \['taps'\]"),
         (lambda t, x: (x, {"embedded": x}), r"tap embedded: expected shape \[3, 7, 12\], found \[3, 7, 11\]"),
         (lambda t, x: [[1], [2, 3]], "logits: expected an array of numbers"),
+        (lambda t, x: sys.exit(0), r"raised SystemExit in <lambda> \(.*\): 0"),
+        (lambda t, x: Output(x, losses=["a"]), "losses: expected real numbers, found dtype <U1"),
+        (lambda t, x: Output(x, loss=[1.0, 2.0]), "loss: expected numbers"),
     ],
 )
 def test_functions_that_are_refused(give, fault):
     with pytest.raises(CandidateError, match=fault) as caught:
         run_checked(FunctionCandidate(hostile(give=give), "port"), LLAMA)
     assert "candidate port" in str(caught.value) or "tap" in str(caught.value)
+
+
+def test_what_models_return_beside_logits_is_listed():
+    """A cache, a tuple of layers of several widths, a loss that there is none of."""
+    found = run_checked(
+        FunctionCandidate(
+            hostile(give=lambda t, x: {"logits": x, "past_key_values": None, "hidden_states": (x, x[..., :3]), "a": x})
+        ),
+        LLAMA,
+    )
+    assert sorted(found.unmapped) == ["a", "hidden_states", "past_key_values"]
+    assert run_checked(FunctionCandidate(hostile(give=lambda t, x: (x, None))), LLAMA).logits.shape == (3, 7, 11)
+
+
+@needs("torch")
+def test_an_output_may_hold_arrays_of_a_framework():
+    import torch
+
+    def give(tokens, x):
+        logits = torch.tensor(x, dtype=torch.bfloat16, requires_grad=True)
+        return Output(logits, {"norm": logits[..., :1]}, loss=logits.sum(), losses=[logits[0, 0, 0]],
+                      gradients={"a": logits}, log_probabilities=[[0.5, 1.0]])  # fmt: skip
+
+    found = FunctionCandidate(hostile(give=give)).run(probe_of(LLAMA))
+    assert {type(array) for array in (found.logits, found.taps["norm"], found.gradients["a"])} == {np.ndarray}
+    assert (found.loss, found.losses, found.log_probabilities.dtype) == (0.0, [0.0], np.float64)
+
+
+@needs("torch")
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_tensors_without_numbers_of_their_own_are_refused(kind):
+    import torch
+
+    made = {"sparse": lambda x: torch.tensor(x).to_sparse(), "meta": lambda x: torch.tensor(x, device="meta")}[kind]
+    with pytest.raises(CandidateError, match="logits: expected an array of numbers, found Tensor"):
+        run_checked(FunctionCandidate(hostile(give=lambda t, x: made(x))), LLAMA)
 
 
 def test_functions_that_are_taken_with_notes(capsys):
@@ -89,6 +128,7 @@ def test_an_import_path(tmp_path, monkeypatch):
         "def make(): return Holder.port\n"
         "number = 3\n"
     )
+    (tmp_path / "my_script.py").write_text("import sys\ndef port(tokens): pass\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     checkpoint, path = checkpoint_of(LLAMA), list(sys.path)
     for spec in ("my_port_of_it:Holder.port", "my_port_of_it:make()"):
@@ -101,6 +141,7 @@ def test_an_import_path(tmp_path, monkeypatch):
         ("my_port_of_it:nothing", "found AttributeError"),
         ("no_such_module_here:port", "found ModuleNotFoundError"),
         ("my_port_of_it:number()", "found TypeError"),
+        ("my_script:port", "found SystemExit: 0"),
         ("nonsense", "expected hf:"),
         ("a b:c", "expected hf:"),
         ("", "expected hf:"),

@@ -1,17 +1,21 @@
 """What comes after one forward pass: rows alone, decoding, log-probabilities, loss, gradients and training."""
 
+import sys
 from dataclasses import replace
 
 import mistaken
 import numpy as np
 import pytest
 from ladder import cpu, load
-from mistaken import GPT, LLAMA, Port, check, probe_of, stage
+from mistaken import GPT, LLAMA, POST, Port, check, probe_of, stage
 
 from samelogits.checking import later
 from samelogits.checking.later import BY_LENGTH, STEPS, TEMPERATURE
+from samelogits.checking.measures import log_softmax
 from samelogits.checking.probe import make_probe
+from samelogits.checking.rounding import round_bfloat16
 from samelogits.errors import CandidateError
+from samelogits.report import junit_text
 from samelogits.rotary import RopeScaling
 
 # Rows alone
@@ -127,6 +131,15 @@ def test_a_decoding_that_fails_is_one_error(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_of_a_failing_decoding_no_cause_is_sought():
+    report = check(LLAMA, Decoding(LLAMA, late=True))
+    text = report.to_text()
+    assert "the stage decoding" in text
+    assert "No causes are sought for this stage." in text
+    assert "No mistake of the catalogue comes near" not in text
+    assert "0 ulps" not in junit_text(report)
+
+
 # Log-probabilities
 
 
@@ -158,6 +171,18 @@ def test_log_probabilities_of_samplers_are_said_to_be_so(options, words):
     assert report.verdict == ("same function" if words is None else "different function")
 
 
+@pytest.mark.parametrize("change", [round_bfloat16, lambda x: x + np.float32(3e-5), lambda x: x + np.float32(0.03)])
+def test_log_probabilities_may_be_rounded_as_the_candidate_is(change):
+    """In bfloat16 by 0.01 or so, in float32 not; of 262,144 equal logits some libraries are 1e-4 off, of 41 none is."""
+    logits = mistaken.run(LLAMA, probe_of(LLAMA), precision="bfloat16")[0]
+    right = np.take_along_axis(log_softmax(logits), np.maximum(probe_of(LLAMA).targets_BT, 0)[..., None], -1)[..., 0]
+    port = Port(LLAMA, precision="bfloat16", taps=["logits"], log_probabilities=change(right.astype(np.float32)))
+    assert stage(check(LLAMA, port), "log-probabilities").verdict == "same"
+    wrong = right.astype(np.float32) + np.float32(0.5)
+    port = Port(LLAMA, precision="bfloat16", taps=["logits"], log_probabilities=wrong)
+    assert stage(check(LLAMA, port), "log-probabilities").verdict == "different"
+
+
 def test_log_probabilities_of_another_shape_are_one_error():
     with pytest.raises(CandidateError, match="log-probabilities"):
         check(LLAMA, Port(LLAMA, log_probabilities=np.zeros((2, 15))), diagnose=False)
@@ -179,6 +204,30 @@ def test_later_stages_take_odd_output():
     assert "expected shape" in found.where
     found = stage(check(GPT, Port(GPT, precision="float64", gradients={"x": np.zeros(1)}), diagnose=False), "gradients")
     assert "is missing" in found.where
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (lambda *given: 1 / 0, "raised ZeroDivisionError"),
+        (lambda *given: [], "training: expected 6 losses, found none"),
+        (lambda *given: None, "training: expected numbers, found None"),
+        (lambda *given: sys.exit(0), "raised SystemExit"),
+    ],
+)
+def test_a_training_that_fails_is_one_error(answer, fault):
+    port = Port(POST)
+    port.train = answer
+    with pytest.raises(CandidateError, match=fault):
+        check(POST, port)
+
+
+def test_without_targets_nothing_of_the_loss_is_compared():
+    probe = make_probe(GPT.vocab_size, None, np.arange(16)[:, None])
+    port = Port(GPT, precision="float64", loss=1.0, losses=[1.0], gradients=mistaken.wide(GPT))
+    report = check(GPT, port, probe=probe)
+    for name in ("loss", "gradients", "training"):
+        assert (stage(report, name).verdict, stage(report, name).reason) == ("skipped", later.NO_TARGET)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.00001])

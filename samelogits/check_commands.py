@@ -239,6 +239,9 @@ def _diagnose(options: argparse.Namespace) -> int:
     if report.first_divergence:
         off = f"; off: {result.spread}" if result.spread else ""
         lines.append(f"first divergence: {report.first_divergence}{off}")
+    for stage in report.stages:
+        if stage.verdict == "different" and not report.first_divergence:
+            lines.append(f"the stage {stage.stage} differs ({stage.where}): {stage.relative:.3g} times the limit")
     for cause in result.causes:
         same = f" (the same function here: {', '.join(cause.same_as)})" if cause.same_as else ""
         lines += ["", f"{cause.code}  {cause.title}, {cause.places}: {fit_words(cause)}{same}"]

@@ -19,7 +19,7 @@ from samelogits.checking.catalogue import CATALOGUE, Mistake
 from samelogits.checking.diagnosis import Diagnosis
 from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.later import TRAINABLE, later_stages
-from samelogits.checking.measures import UNIT_ROUNDOFF, compare, log_softmax
+from samelogits.checking.measures import UNIT_ROUNDOFF, check_finite, compare, log_softmax
 from samelogits.checking.noise import PRECISIONS
 from samelogits.checking.places import Place, describe_places, place_of
 from samelogits.checking.probe import Probe, make_probe
@@ -57,6 +57,7 @@ OPERATIONS = {
     "embed_tokens": "embed",
     "embed_positions": "embed",
     "embedded": "add",
+    "routing": "route",
 }
 
 
@@ -88,7 +89,7 @@ def check_candidate(
     if name not in PRECISIONS:
         raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {name!r}")
     parameters = checkpoint.parameters()
-    parameters = {key: parameters[key] for key in parameters}
+    parameters = check_finite({key: parameters[key] for key in parameters}, checkpoint.source)
     result = CandidateResult(candidate.name, name, _describe_bound(name), diagnosed=diagnose)
     report = Report(
         source=checkpoint.source,
@@ -143,7 +144,7 @@ def check_candidate(
             result.causes = search.run()
             if search.untried:
                 result.notes.append(f"{search.untried} reruns with known mistakes were left out for want of time")
-    elif diagnose:
+    else:
         _note_undecided(report, judge, local, catalogue, seconds, progress)
     if not failing and name == "float32":
         progress("exact arithmetic")
@@ -167,13 +168,13 @@ def _has_exact_bits(logits: Array, config: DecoderConfig, parameters: Mapping[st
 
 def choose_probe(candidate: Candidate, config: DecoderConfig, tokens: Any, attention_mask: Any) -> Probe:
     """A recording's own input, the one that was given, or one with padding if the candidate can take it."""
-    if candidate.probe is not None:
-        if tokens is not None:
-            raise CandidateError(f"candidate {candidate.name}: expected no tokens beside a recording's own, found some")
-        return candidate.probe
+    if candidate.probe is not None and tokens is not None:
+        raise CandidateError(f"candidate {candidate.name}: expected no tokens beside a recording's own, found some")
     if tokens is None and attention_mask is not None:
         raise InputError("attention_mask: expected tokens beside it, found none")
-    probe = make_probe(config.vocab_size, config.position_limit, tokens, attention_mask, length=LENGTH)
+    probe = candidate.probe or make_probe(
+        config.vocab_size, config.position_limit, tokens, attention_mask, length=LENGTH
+    )
     if not probe.mask_BT.any():
         raise InputError("attention_mask: expected at least one real token, found none")
     if not candidate.takes_mask and not probe.mask_BT.all():
@@ -251,7 +252,8 @@ def logit_statistics(found: Array, expected: Array, mask_BT: Array, score: Score
 def shown_precision(output: Output) -> str:
     """The narrowest format that holds all that the candidate gave."""
     arrays = list(output.taps.values())
-    telling = any(np.isfinite(array).all() and np.ptp(array) > 0 for array in arrays)  # not a constant, not NaN
+    finite = [array[np.isfinite(array)] for array in arrays]
+    telling = any(array.size and np.ptp(array) > 0 for array in finite)  # not a constant, not NaN alone
     for name in ("bfloat16", "float16", "float32"):
         if telling and all(np.array_equal(ROUND[name](array), array, equal_nan=True) for array in arrays):
             return name
@@ -262,7 +264,7 @@ def _tap_result(
     name: str, found: Array, spread: Spread, total: Score, local: Score | None, precision: str
 ) -> TapResult:
     """The element shown is the one with the largest error among those that mean something."""
-    dtype = precision if precision in UNIT_ROUNDOFF else "float32"
+    dtype = precision if precision in UNIT_ROUNDOFF else "float32"  # as TF32 is stored
     real, expected = spread.real, spread.reference
     worst = compare(name, np.where(real, found, 0), np.where(real, expected, 0), dtype)
     return TapResult(

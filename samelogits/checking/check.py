@@ -12,7 +12,7 @@ import numpy as np
 
 from samelogits.backend import DTYPES, Backend, Model, absent_backends, backend_names, get_backend
 from samelogits.batch import prepare
-from samelogits.checking.measures import Difference, compare, expected_noise, layer_scales, worst
+from samelogits.checking.measures import Difference, check_finite, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
 from samelogits.checking.probe import NEW_TOKENS, Probe, make_probe
 from samelogits.checking.report import Report, StageResult
@@ -127,7 +127,8 @@ class _Runner:
         """The NumPy model in float64, without the cache."""
         say = self._teller("float64", "numpy (reference)")
         say("load")
-        model = get_backend("numpy").load(self.checkpoint.config, self.checkpoint.parameters(), "float64", None)
+        parameters = check_finite(self.checkpoint.parameters(), self.checkpoint.source)
+        model = get_backend("numpy").load(self.checkpoint.config, parameters, "float64", None)
         p = self.probe
         say("logits and taps")
         activations = self._real(model.activations(p.tokens_BT, p.mask_BT))

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from samelogits.checking.candidates.candidate import Candidate, Output, quiet
+from samelogits.checking.candidates.candidate import Candidate, Output, guarded, to_losses, to_numpy
 from samelogits.checking.catalogue import Mistake, Stage
 from samelogits.checking.judge import RUNS, Judge
 from samelogits.checking.measures import log_softmax
-from samelogits.checking.noise import disturb
+from samelogits.checking.noise import EXP, disturb, sum_of_positives
 from samelogits.checking.probe import Probe
 from samelogits.checking.rehearsal import gradients, train
 from samelogits.checking.report import Cause, Report, StageResult, Undecided
@@ -31,6 +31,7 @@ TRAINABLE = 20_000_000  # weights; the reference trains in float64, many times
 GRADIENT_LIMIT = 3.0  # of the noise: the backward pass's own is modelled less closely than the forward pass's
 ALIKE = 1e-12  # losses that differ by less, relatively, are those of one function
 BY_LENGTH = "its rotary frequencies depend on the length of the text: a shorter one is another function"
+NO_TARGET = "no target of this input counts"
 TEMPERATURE, TOP_P = 0.7, 0.9  # of the log-probabilities that samplers mean
 
 
@@ -69,6 +70,11 @@ class _Stages:
         assert report.candidate is not None
         self.result, self.judge, self.candidate, self.output = report.candidate, judge, candidate, output
         self.catalogue, self.progress, self.probe = catalogue, progress, judge.probe
+
+    @property
+    def _counted(self) -> Array:
+        """Which targets count, [B, T]."""
+        return self.probe.targets_BT >= 0
 
     def skipped(self, stage: str, reason: str) -> StageResult:
         return StageResult(self.result.precision, stage, self.result.name, "skipped", reason=reason)
@@ -130,14 +136,11 @@ class _Stages:
         if not self._turns_alike(1):
             return self.skipped("decoding", BY_LENGTH)
         self.progress(f"{self.result.name}: decoding")
-        try:
-            with quiet():
-                logits = np.asarray(decode(self.probe))
-        except Exception as error:
-            raise CandidateError(
-                f"candidate {self.result.name}: decoding raised {type(error).__name__}: {error}"
-            ) from error
-        return self._judge_logits("decoding", logits[..., : spread.reference.shape[2]], spread)
+        found, _ = guarded(self.result.name, lambda: decode(self.probe))
+        logits = to_numpy(found, f"candidate {self.result.name}: decoding")
+        if logits.ndim == 3:
+            logits = logits[..., : spread.reference.shape[2]]
+        return self._judge_logits("decoding", logits, spread)
 
     def _turns_alike(self, length: int) -> bool:
         """Whether a text of this length has the rotary frequencies of the probe's longest row."""
@@ -153,8 +156,8 @@ class _Stages:
         """The loss that belongs to the candidate's own logits."""
         if self.output.loss is None:
             return None
-        if not (self.probe.targets_BT >= 0).any():
-            return self.skipped("loss", "no target of this input counts")
+        if not self._counted.any():
+            return self.skipped("loss", NO_TARGET)
         found, logits = self.output.loss, np.asarray(self.output.logits, np.float64)
         expected = float(self.judge.variant().loss(logits))
         noise = self._noise([float(v.loss(logits)) for v in self._noisy()], expected)
@@ -174,6 +177,8 @@ class _Stages:
         """Gradients, layer by layer from the loss backwards; a bias is judged together with its weight."""
         if not self.output.gradients:
             return None
+        if not self._counted.any():
+            return self.skipped("gradients", NO_TARGET)
         if self.result.precision != "float64":
             return self.skipped("gradients", "their bound is close enough in float64 alone")
         self.progress("gradients with noise")
@@ -201,13 +206,17 @@ class _Stages:
         run = getattr(self.candidate, "train", None)
         if run is None and not found:
             return None
+        if not self._counted.any():
+            return self.skipped("training", NO_TARGET)
         if sum(array.size for array in self.judge.parameters.values()) > TRAINABLE:
             return self.skipped("training", f"only models of up to {TRAINABLE:,} weights are trained")
         if not found and run is not None:
             self.progress(f"{self.result.name}: {STEPS} steps")
-            with quiet():
-                found = run(self.probe, TRAINING, STEPS)
-        found = list(found)[:STEPS]  # a recording may claim any number
+            trained, _ = guarded(self.result.name, lambda: run(self.probe, TRAINING, STEPS))
+            found = to_losses(trained, f"candidate {self.result.name}: training")
+            if not found:
+                raise CandidateError(f"candidate {self.result.name}: training: expected {STEPS} losses, found none")
+        found = found[:STEPS]  # a recording may claim any number
         self.progress("training with noise")
         steps = len(found)
         expected = train(self.judge.variant(), TRAINING, steps)
@@ -238,15 +247,20 @@ class _Stages:
                 f"candidate {self.result.name}: log-probabilities: expected shape {list(p.tokens_BT.shape)}, "
                 f"found {list(found.shape)}"
             )
-        counted_BT, logits = p.targets_BT >= 0, np.asarray(self.output.logits, np.float64)
+        counted_BT, logits = self._counted, np.asarray(self.output.logits, np.float64)
         ids_BT1 = np.where(counted_BT, p.targets_BT, 0)[..., None]
         meanings = {"raw": logits, f"at temperature {TEMPERATURE}": logits / TEMPERATURE, f"top-p {TOP_P}": None}
-        errors = {}
+        errors, largest = {}, 0.0
         for meaning, values in meanings.items():
             log_p = log_softmax(_truncate(logits) if values is None else values)
             expected = np.take_along_axis(log_p, ids_BT1, -1)[..., 0]
             errors[meaning] = float(np.max(np.where(counted_BT, _distance(found, expected), 0)))
-        limit = 16 * self.judge.precision.inside * float(np.abs(logits[p.mask_BT]).max())
+            if meaning == "raw":
+                largest = float(np.max(np.abs(expected), where=counted_BT, initial=0))
+        # Of storing them and the logits, of what exp reads, and of the sum over the vocabulary.
+        top, precision = float(np.abs(logits[p.mask_BT]).max()), self.judge.precision
+        inside = precision.inside * (EXP * top + sum_of_positives(logits.shape[-1]))
+        limit = ROW_LIMIT * (precision.storage * (largest + top) + inside)
         nearest = min(errors, key=lambda meaning: errors[meaning])
         where = "" if nearest == "raw" else f"these are log-probabilities {nearest}"
         return self._result("log-probabilities", _share(errors["raw"], limit), errors["raw"], where, 1)

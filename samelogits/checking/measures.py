@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from samelogits.config import DecoderConfig
+from samelogits.errors import CheckpointError
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}  # normal numbers
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,21 @@ def compare(
         return Difference(name, 0.0, 0.0, 0.0, place)
     value = abs(float(reference[place]))
     unit = 2 * UNIT_ROUNDOFF[dtype]
-    smallest = 2.0**-1022 if dtype == "float64" else 2.0**-126
+    smallest = SMALLEST[dtype]
     spacing = unit * (2.0 ** math.floor(math.log2(value)) if smallest < value < math.inf else smallest)
     largest = largest_magnitude(reference) if scale is None else scale
     return Difference(name, worst, worst / largest if largest > 0 else np.inf, worst / spacing, place)
+
+
+def check_finite(parameters: Mapping[str, np.ndarray], source: str) -> Mapping[str, np.ndarray]:
+    """The parameters. Raises CheckpointError that names the first which is not finite: nothing compares with NaN."""
+    for name, array in parameters.items():
+        if not np.isfinite(array).all():
+            found = "NaN" if np.isnan(array).any() else "infinity"
+            raise CheckpointError(
+                f"{source}: {name}: expected finite weights, with which logits compare, found {found}"
+            )
+    return parameters
 
 
 def largest_magnitude(array: np.ndarray) -> float:

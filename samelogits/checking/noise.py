@@ -157,7 +157,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
     def softmax(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Array:
             y: Array = operation(*args)
-            sums = 1 + uniform((*y.shape[:-1], 1)) * (_sum_of_positives(y.shape[-1]) * p.inside)
+            sums = 1 + uniform((*y.shape[:-1], 1)) * (sum_of_positives(y.shape[-1]) * p.inside)
             return relative(relative(y * sums, EXP * p.inside), p.storage)
 
         return run
@@ -216,7 +216,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
     def loss(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(logits: Array, *rest: Any) -> Array:
             y: Array = operation(passed(logits, relative(logits, EXP * p.inside)), *rest)
-            sums: Array = uniform(y.shape) * (_sum_of_positives(logits.shape[-1]) * p.inside)  # of a logarithm
+            sums: Array = uniform(y.shape) * (sum_of_positives(logits.shape[-1]) * p.inside)  # of a logarithm
             return relative(y + sums, 4 * p.inside)
 
         return run
@@ -247,6 +247,6 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
     variant.places = places
 
 
-def _sum_of_positives(n_terms: int) -> float:
+def sum_of_positives(n_terms: int) -> float:
     """Units by which the sum of a softmax may be off. Equal terms are rounded alike, added in 16 lanes by torch."""
     return float(max(np.sqrt(n_terms / 3), n_terms / 64))

@@ -1,16 +1,15 @@
 """What a run that passed could not have shown: known mistakes whose effect on this input is below the bound.
 
 For a mistake that moves the values by delta, alpha = <error, delta> / <delta, delta>, in units of noise, is near 1
-if the
-candidate makes it and near 0 if it doesn't, as long as the effect stands out of the noise, however small it is beside
-the bound.
+if the candidate makes it and near 0 if it doesn't, as long as the effect stands out of the noise, however small it is
+beside the bound.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,13 +28,14 @@ NOTHING = 1e-12  # a relative effect that is float64's own rounding
 class Trial:
     """A mistake that was tried on a run inside its bounds. signal: its effect over the noise. alpha: how much of it the
     candidate has. effect: the largest relative change that it makes. size: of the effect where it is largest, in units
-    of noise."""
+    of noise. single: whether no row has more than one token, so that none sees another."""
 
     mistake: Mistake
     signal: float
     alpha: float
     effect: float
     size: float = np.inf
+    single: bool = False
 
     @property
     def present(self) -> bool:
@@ -51,11 +51,11 @@ class Trial:
         """Why it is not decided, in words."""
         if self.effect > NOTHING:
             return f"within rounding in {precision} (signal to noise {self.signal:.2g})"
-        return "not exercised by this input" if self.mistake.seen_with else "the same function here"
+        return "not exercised by this input" if self.mistake.seen_with or self.single else "the same function here"
 
     def decided_by(self, precision: str) -> str:
         """What would decide it."""
-        if self.effect <= NOTHING and not self.mistake.seen_with:
+        if self.effect <= NOTHING and not self.mistake.seen_with and not self.single:
             return "nothing: no output differs"
         wider = {"float32": "float64", "float64": ""}.get(precision, "float32")
         ways = [self.mistake.seen_with, f"a run in {wider}" if wider and self.effect > NOTHING else ""]
@@ -80,13 +80,13 @@ def try_all(
     units = {name: _unit(spread) for name, spread in honest.items()}
     own = {name: _scaled(judge.taps[name] - honest[name].reference, units[name]) for name in honest}
     noise = {name: [_scaled(error, units[name]) for error in errors[name]] for name in honest}
-    ends, trials = time.monotonic() + seconds, []
+    ends, trials, single = time.monotonic() + seconds, [], bool(judge.probe.mask_BT.sum(1).max() == 1)
     for mistake in catalogue:
         if mistake.stage != "forward" or not mistake.applies(judge.config) or time.monotonic() > ends:
             continue
         progress(f"sensitivity: {mistake.code}")
         values = judge.values(judge.variant(mistake.plant), local, window)
-        trials.append(_try(mistake, values, honest, units, own, noise))
+        trials.append(replace(_try(mistake, values, honest, units, own, noise), single=single))
     return trials
 
 

@@ -73,7 +73,8 @@ def _stage(v: View, stage: StageResult) -> ElementTree.Element:
         _say(case, "skipped", stage.reason or "it did not run")
     elif stage.verdict == "different":
         place = f" {list(stage.place)}" if stage.place else ""
-        _say(case, "failure", f"{number(stage.error)} off, {number(stage.ulps)} ulps, at {stage.where}{place}")
+        ulps = f", {number(stage.ulps)} ulps" if stage.ulps else ""  # later stages have none
+        _say(case, "failure", f"{number(stage.error)} off{ulps}, at {stage.where}{place}")
     elif not stage.compared:
         _say(case, "skipped", "nothing was compared")
     else:

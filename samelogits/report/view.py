@@ -180,7 +180,7 @@ def view(report: Report, root: Path | None = None) -> View:
         first=first,
         where=_where(first, report.stages) if different else "",
         blame=_blame(candidate, taps, first) if different else "",
-        cause=_cause(candidate) if different else "",
+        cause=_cause(candidate, first) if different else "",
         place=None if card is None else source_place(card.candidate_place, root),
         taps=taps,
         causes=candidate.causes,
@@ -282,9 +282,11 @@ def _blame(candidate: CandidateResult, taps: list[TapView], first: TapView | Non
     return "No operation alone makes it: rounding-sized errors of those before add up to more than they should."
 
 
-def _cause(candidate: CandidateResult) -> str:
+def _cause(candidate: CandidateResult, first: TapView | None) -> str:
     if not candidate.diagnosed:
         return "No known mistake was tried."
+    if not candidate.causes and first is None:
+        return "No causes are sought for this stage."
     if not candidate.causes:
         return "No mistake of the catalogue comes near: the operation itself has to be read."
     best = candidate.causes[0]

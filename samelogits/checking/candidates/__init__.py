@@ -13,7 +13,14 @@ from typing import Any
 
 from samelogits.backend import Model, backend_names, get_backend
 from samelogits.checking.candidates.array_files import SUFFIXES
-from samelogits.checking.candidates.candidate import Candidate, FunctionCandidate, Output, check_output, quiet
+from samelogits.checking.candidates.candidate import (
+    Candidate,
+    FunctionCandidate,
+    Output,
+    check_output,
+    in_words,
+    quiet,
+)
 from samelogits.checking.candidates.huggingface import PREFIX, open_huggingface, parse_options
 from samelogits.checking.candidates.models import ModelCandidate
 from samelogits.checking.candidates.modules import NNXModuleCandidate, TorchModuleCandidate
@@ -121,10 +128,9 @@ def _imported(spec: str, module: str, path: str, call: bool) -> Any:
             return found() if call else found
     except SamelogitsError:
         raise
-    except Exception as error:  # whatever the person's module raises
-        reason = " ".join(str(error).split())[:300]
+    except (Exception, SystemExit) as error:  # whatever the person's module raises
         raise CandidateError(
-            f"candidate {spec}: expected {path!r} in a module {module}, found {type(error).__name__}: {reason}"
+            f"candidate {spec}: expected {path!r} in a module {module}, found {type(error).__name__}: {in_words(error)}"
         ) from error
 
 

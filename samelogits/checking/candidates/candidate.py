@@ -13,7 +13,7 @@ import numpy as np
 
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
-from samelogits.errors import CandidateError
+from samelogits.errors import CandidateError, shown
 from samelogits.taps import tap_names
 
 Array = np.ndarray
@@ -25,8 +25,8 @@ class Output:
 
     logits [B, T, V]; taps: by the names of samelogits.taps, each of its shape, float32 or float64. loss: of the probe's
     targets; gradients: by canonical parameter name; losses: before each step of training; log_probabilities: of the
-    targets, [B, T]. unmapped: names of
-    activations for which no tap is known. notes: what the reader of the report should know, in words.
+    targets, [B, T]. unmapped: names of activations for which no tap is known. notes: what the reader of the report
+    should know, in words. A function may give arrays of any framework.
     """
 
     logits: Array
@@ -82,16 +82,7 @@ class FunctionCandidate:
     def run(self, probe: Probe) -> Output:
         tokens_BT = probe.tokens_BT.copy()
         keywords = {self._mask_name: probe.mask_BT.astype(np.int64)} if self._mask_name else {}
-        with quiet() as printed:
-            try:
-                found = self.function(tokens_BT, **keywords)
-            except Exception as error:
-                where = inspect.trace()[-1]
-                raise CandidateError(
-                    f"candidate {self.name}: raised {type(error).__name__} in {where.function} "
-                    f"({where.filename}:{where.lineno}): {error}"
-                ) from error
-        notes = [f"it printed {len(printed.getvalue())} characters, which are not shown"] if printed.getvalue() else []
+        found, notes = guarded(self.name, lambda: self.function(tokens_BT, **keywords))
         if not np.array_equal(tokens_BT, probe.tokens_BT):
             notes.append("it changed the tokens that it was given")
         output = output_of(found, self.name)
@@ -105,11 +96,11 @@ class FunctionCandidate:
 def output_of(found: Any, name: str) -> Output:
     """What a callable returned, as an Output. Raises CandidateError for something else."""
     if isinstance(found, Output):
-        return found
+        return _converted(found, name)
     taps: Mapping[str, Any] = {}
     log_p: Array | None = None
-    if isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping):
-        found, taps = found
+    if isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping | None):
+        found, taps = found[0], found[1] or {}  # None: of a loss, where no targets are given
     if hasattr(found, "logits"):  # what transformers' models return, a mapping too
         found = found.logits
     elif isinstance(found, Mapping):
@@ -117,21 +108,58 @@ def output_of(found: Any, name: str) -> Output:
             raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {sorted(found)[:8]}")
         taps, found = {key: value for key, value in found.items() if key != "logits"}, found["logits"]
     if "log_probabilities" in taps:
-        log_p = to_numpy(taps["log_probabilities"], f"candidate {name}: log_probabilities")
+        log_p = taps["log_probabilities"]
         taps = {key: value for key, value in taps.items() if key != "log_probabilities"}
-    logits = to_numpy(found, f"candidate {name}: logits")
-    return Output(logits, {k: to_numpy(v, f"tap {k}") for k, v in taps.items()}, log_probabilities=log_p)
+    others = [str(key) for key, value in taps.items() if not isinstance(key, str) or not _is_array(value)]
+    taps = {key: value for key, value in taps.items() if key not in others}
+    return _converted(Output(found, dict(taps), log_probabilities=log_p, unmapped=others), name)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether this is numbers in one shape, and no cache, tuple of layers or nothing, which models return too."""
+    if hasattr(value, "shape"):
+        return True
+    try:
+        return np.asarray(value).dtype.kind in "fiub" and np.ndim(value) > 0
+    except Exception:  # whatever a foreign object raises
+        return False
+
+
+def _converted(output: Output, name: str) -> Output:
+    """The output with NumPy's arrays and numbers. Raises CandidateError."""
+    label = f"candidate {name}: "
+    output.logits = to_numpy(output.logits, f"{label}logits")
+    output.taps = {tap: to_numpy(array, f"{label}tap {tap}") for tap, array in output.taps.items()}
+    output.gradients = {key: to_numpy(array, f"{label}gradient of {key}") for key, array in output.gradients.items()}
+    if output.log_probabilities is not None:
+        output.log_probabilities = to_numpy(output.log_probabilities, f"{label}log_probabilities")
+    output.losses = to_losses(output.losses, f"{label}losses")
+    if output.loss is not None:
+        [output.loss] = to_losses([output.loss], f"{label}loss")
+    return output
+
+
+def to_losses(values: Any, label: str) -> list[float]:
+    """Numbers of any framework as Python's. Raises CandidateError."""
+    try:
+        return [float(to_numpy(value, label).reshape(())) for value in values]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, CandidateError):
+            raise
+        raise CandidateError(f"{label}: expected numbers, found {shown(values)}") from error
 
 
 def to_numpy(array: Any, label: str) -> Array:
     """An array of any framework as float32 or float64 NumPy. Raises CandidateError."""
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-        array = (array.float() if array.dtype.itemsize < 4 else array).numpy()
     try:
+        if hasattr(array, "detach"):
+            array = array.detach().cpu()
+            array = (array.float() if array.dtype.itemsize < 4 else array).numpy()
         found = np.asarray(array)
     except Exception as error:  # whatever a foreign array raises
-        raise CandidateError(f"{label}: expected an array of numbers, found {type(array).__name__}: {error}") from error
+        raise CandidateError(
+            f"{label}: expected an array of numbers, found {type(array).__name__}: {in_words(error)}"
+        ) from error
     if found.dtype.kind in "OSUMmc" or found.dtype == bool:
         raise CandidateError(f"{label}: expected real numbers, found dtype {found.dtype}")
     return np.array(found, np.float64 if found.dtype == np.float64 else np.float32)
@@ -191,6 +219,29 @@ def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str)
         output.taps[tap] = array
     output.taps["logits"] = output.logits
     return output
+
+
+def guarded(name: str, function: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a candidate's function returns, and notes. Its errors, and its wish to end the program, become a
+    CandidateError; its prints are kept away."""
+    with quiet() as printed:
+        try:
+            found = function()
+        except CandidateError:
+            raise
+        except (Exception, SystemExit) as error:
+            where = inspect.trace()[-1]
+            raise CandidateError(
+                f"candidate {name}: raised {type(error).__name__} in {where.function} "
+                f"({where.filename}:{where.lineno}): {in_words(error)}"
+            ) from error
+    count = len(printed.getvalue())
+    return found, [f"it printed {count} characters, which are not shown"] if count else []
+
+
+def in_words(error: object) -> str:
+    """A foreign error's words, on one line and not endless."""
+    return " ".join(str(error).split())[:400]
 
 
 @contextlib.contextmanager

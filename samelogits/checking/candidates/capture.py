@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.checking.candidates.candidate import Output, quiet, source_of, to_numpy
+from samelogits.checking.candidates.candidate import Output, source_of, to_numpy
 from samelogits.checking.candidates.name_map import NameMap, Part, Plan, Use
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
@@ -185,24 +185,6 @@ def host_inputs(probe: Probe) -> dict[str, Array]:
     mask_BT = probe.mask_BT.astype(np.int64)
     positions_BT = np.maximum(np.cumsum(mask_BT, axis=1) - 1, 0)
     return {"tokens": probe.tokens_BT.astype(np.int64), "attention_mask": mask_BT, "position_ids": positions_BT}
-
-
-def guarded(name: str, function: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a candidate's function returns, and notes. Its errors become a CandidateError; its prints are kept away."""
-    with quiet() as printed:
-        try:
-            found = function()
-        except CandidateError:
-            raise
-        except Exception as error:
-            where = inspect.trace()[-1]
-            reason = " ".join(str(error).split())
-            raise CandidateError(
-                f"candidate {name}: raised {type(error).__name__} in {where.function} "
-                f"({where.filename}:{where.lineno}): {reason[:400]}"
-            ) from error
-    count = len(printed.getvalue())
-    return found, [f"it printed {count} characters, which are not shown"] if count else []
 
 
 def logits_of(found: Any, name: str) -> Array:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.checking.candidates.candidate import Array, Output, source_of, to_numpy
-from samelogits.checking.candidates.capture import guarded, host_inputs
+from samelogits.checking.candidates.candidate import Array, Output, guarded, source_of, to_numpy
+from samelogits.checking.candidates.capture import host_inputs
 from samelogits.checking.candidates.family_map import family_map
 from samelogits.checking.candidates.modules import TorchModuleCandidate, torch_as_found
 from samelogits.checking.candidates.name_map import NameMap

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.checking.candidates.candidate import Output
+from samelogits.checking.candidates.candidate import Output, guarded
 from samelogits.checking.candidates.capture import (
     Capture,
     Forward,
     ModuleCandidate,
-    guarded,
     host_inputs,
     logits_of,
     lowest,
