@@ -186,6 +186,17 @@ def test_what_is_not_installed_is_named(run: Any, tmp_path: Path, monkeypatch: p
     assert str(tmp_path) not in card.to_json() + out
 
 
+@pytest.mark.parametrize(
+    ("rows", "option"),
+    [([Row(0, (1, 2, 3))], " --tokens 1,2,3"), ([Row(1, (2, 3))], " --tokens tokens.npy"), (None, "")],
+)
+def test_the_command_of_a_card_has_its_tokens(rows: list[Row] | None, option: str) -> None:
+    config = CARD.config
+    rows = cards.rows_of(cards.make_card_probe(config["vocab_size"], config["max_seq_len"])) if rows is None else rows
+    text = dataclasses.replace(CARD, tokens=rows).to_markdown()
+    assert f"`samelogits verify a model --card card.json{option}`" in text
+
+
 @needs_all
 def test_numpy_alone_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = dict.fromkeys([name for name in installed_backends() if name != "numpy"], "not here")
@@ -196,6 +207,7 @@ def test_numpy_alone_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert card.verdict == "not proven"
     assert card.fingerprint == make_cards.read_card(PATHS["arcee"]).fingerprint
     assert any("only NumPy ran" in doubt for doubt in card.doubts)
+    assert not [doubt for doubt in card.doubts if "float64 for numpy" in doubt]
 
 
 def test_verdict_is_the_worst_of_all() -> None:

@@ -125,7 +125,7 @@ def test_codes_titles_and_fields():
 def test_codes_are_found():
     assert find("sl301").code == "SL301"
     for wrong in ("SL999", "", "301"):
-        with pytest.raises(InputError, match="expected one from SL101 to SL9"):
+        with pytest.raises(InputError, match="code: expected one that samelogits explain lists"):
             find(wrong)
 
 

@@ -322,6 +322,22 @@ def test_wrong_usage_is_status_two(run, arguments):
 
 
 @pytest.mark.parametrize(
+    ("command", "option"), [("check", "--candidat"), ("check", "--step"), ("generate", "--temperatur"), ("info", "--x")]
+)
+def test_no_option_is_taken_for_another(run, command, option):
+    assert_one_line(
+        *run(command, MODEL, option, "1"), f"unrecognized arguments: {option}", f"samelogits {command} --help"
+    )
+
+
+def test_python_m():
+    done = subprocess.run(
+        [sys.executable, "-m", "samelogits", "info", MODEL], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(MODEL)
+
+
+@pytest.mark.parametrize(
     "command", ["check", "logits", "generate", "walk", "convert", "info", "doctor", "train", "fingerprint"]
 )
 def test_every_help_has_an_example(run, command):

@@ -255,13 +255,10 @@ def test_what_a_torch_forward_is_given():
     probe = probe_of(LLAMA)
     assert run_checked(TorchModuleCandidate(module), LLAMA).logits.shape == (3, 7, 11)
     assert module.given[0].tolist() == MASK.tolist()
-    assert module.given[1] is None
-    TorchModuleCandidate(module, forward="attention_mask,position_ids").run(probe)
+    TorchModuleCandidate(module).run(probe)
     assert module.given[1].tolist()[1] == [0, 0, 0, 1, 2, 3, 4]
     TorchModuleCandidate(module, forward=lambda m, inputs: m(inputs["tokens"])).run(probe)
     assert module.given == (None, None)
-    with pytest.raises(CandidateError, match="forward: expected"):
-        TorchModuleCandidate(module, forward="cache")
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,19 @@ class Card:
         return card_text(self)
 
 
+def make_card_probe(vocab_size: int, max_seq_len: int | None, tokens: Any = None) -> Probe:
+    """The tokens of a card: those that are given, or two rows."""
+    length = max(SHORTEST, min(LENGTH, ROW_LOGITS // vocab_size))
+    # Not beyond the trained length, where some models of transformers have no positions.
+    return make_probe(vocab_size, max_seq_len, tokens, length=length)
+
+
+def rows_of(probe: Probe) -> list[Row]:
+    """The probe's rows as a card has them."""
+    pairs = zip(probe.tokens_BT, probe.mask_BT, strict=True)
+    return [Row(int((~mask).sum()), tuple(row[mask].tolist())) for row, mask in pairs]
+
+
 def make_card(
     checkpoint: Checkpoint,
     name: str,
@@ -146,9 +159,7 @@ def make_card(
     or on other ones. Raises SamelogitsError for bad input.
     """
     config = checkpoint.config
-    length = max(SHORTEST, min(LENGTH, ROW_LOGITS // config.vocab_size))
-    # Not beyond the trained length, where some models of transformers have no positions.
-    probe = make_probe(config.vocab_size, config.max_seq_len, tokens, length=length)
+    probe = make_card_probe(config.vocab_size, config.max_seq_len, tokens)
     report = check(
         checkpoint, None, probe.tokens_BT, probe.mask_BT, device=device, steps=0, exact=False, progress=progress
     )
@@ -171,10 +182,7 @@ def make_card(
         config=as_json(distinct_fields(config)),
         comparisons=comparisons,
         fingerprint=fingerprint,
-        tokens=[
-            Row(int((~mask).sum()), tuple(row[mask].tolist()))
-            for row, mask in zip(probe.tokens_BT, probe.mask_BT, strict=True)
-        ],
+        tokens=rows_of(probe),
         versions=_versions(report),
         machine={"architecture": platform.machine(), "system": platform.system(), **report.devices},
         date=datetime.now(UTC).date().isoformat(),

@@ -64,8 +64,9 @@ def add_commands(command: Command, default_model: str) -> None:
     add_model(check, default_model)
     add_candidate(check, required=False)
     check.add_argument("--list-taps", action="store_true", help="print the names of this model's activations, and stop")
-    check.add_argument("--no-diagnosis", action="store_true", help="do not look for the cause")
-    check.add_argument("--backends", type=names, metavar="A,B", help="without a candidate: which to compare")
+    check.add_argument("--no-diagnosis", action="store_true", help="do not look for the cause of a difference")
+    which = "without a candidate: which to compare"
+    check.add_argument("--backend", "--backends", dest="backends", type=names, metavar="A,B", help=which)
     check.add_argument("--dtypes", type=names, metavar="A,B", help="default float64,float32")
     check.add_argument("--device", help="for the backends that have it; the others run on their first")
     check.add_argument("--steps", type=count, help="AdamW steps (default 10)")
@@ -143,7 +144,7 @@ def _check(options: argparse.Namespace) -> int:
     }
     if options.candidate is not None and of_backends:
         named = ", ".join("--no-exact" if name == "exact" else f"--{name}" for name in of_backends)
-        raise InputError(f"{named}: expected without --candidate, found beside it: its options stand in its name")
+        raise InputError(f"{named}: expected without --candidate, found beside it (its options: hf:?dtype=...)")
     if options.candidate is None and (options.name_map or options.precision or options.no_diagnosis):
         raise InputError("--name-map, --precision, --no-diagnosis: expected with --candidate, found without it")
     checkpoint = open_model(options)
@@ -155,19 +156,21 @@ def _check(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, checkpoint: Checkpoint, **others: Any) -> Report:
     """The report on what the options name, with progress shown."""
+    from samelogits.checking.candidates import current_folder
     from samelogits.checking.check import check
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and JAX may share a device's memory
     progress = show_progress()
-    report = check(
-        checkpoint,
-        candidate=options.candidate,
-        tokens=_given_tokens(options, checkpoint),
-        name_map=options.name_map,
-        precision=options.precision,
-        progress=progress,
-        **others,
-    )
+    with current_folder():
+        report = check(
+            checkpoint,
+            candidate=options.candidate,
+            tokens=_given_tokens(options, checkpoint),
+            name_map=options.name_map,
+            precision=options.precision,
+            progress=progress,
+            **others,
+        )
     progress("")
     return report
 
@@ -188,6 +191,7 @@ def _finish(report: Report, options: argparse.Namespace) -> int:
 
     if report.candidate is not None:
         report.candidate.repeat = _repeat(options)
+    say(report.to_text())
     writers = {"html": html_text, "markdown": markdown_text, "sarif": sarif_text, "junit": junit_text}
     for name in WRITERS:
         path = getattr(options, name, None)
@@ -195,7 +199,6 @@ def _finish(report: Report, options: argparse.Namespace) -> int:
             text = report.to_json() if name == "json" else writers[name](report)
             with atomic_file(Path(path), overwrite=True) as file:
                 file.write(text.encode())
-    say(report.to_text())
     if getattr(options, "github", False):
         say(github_text(report))
     return _status(report.verdict)
@@ -260,15 +263,18 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from samelogits.checking.against import choose_probe
-    from samelogits.checking.candidates import open_candidate, record
+    from samelogits.checking.candidates import current_folder, open_candidate, record
+    from samelogits.report.words import counted
 
     check_file(Path(options.output), overwrite=True)
     checkpoint = open_model(options)
-    candidate = open_candidate(options.candidate, checkpoint, options.name_map, options.precision)
-    probe = choose_probe(candidate, checkpoint.config, _given_tokens(options, checkpoint), None)
-    recording = record(candidate, checkpoint.config, probe, Path(options.output), overwrite=True)
+    with current_folder():
+        candidate = open_candidate(options.candidate, checkpoint, options.name_map, options.precision)
+        probe = choose_probe(candidate, checkpoint.config, _given_tokens(options, checkpoint), None)
+        recording = record(candidate, checkpoint.config, probe, Path(options.output), overwrite=True)
     B, T = probe.tokens_BT.shape
-    say(f"{options.output}: {B} rows of {T} tokens, logits and {len(recording.taps)} taps of {candidate.name}")
+    taps = counted(len(recording.taps.keys() - {"logits"}), "tap")
+    say(f"{options.output}: {counted(B, 'row')} of {counted(T, 'token')}, logits and {taps} of {options.candidate}")
     return SAME
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -42,7 +42,9 @@ DEFAULT_MODEL = "shakespeare"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 same, 1 different, 2 bad input or usage, 3 not proven, 70 a fault of
     the program itself."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no error
     try:
@@ -205,7 +207,10 @@ def _text(checkpoint: Checkpoint, ids: list[int]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, as all others."""
+    """An ArgumentParser whose errors are one line, as all others, and which takes no option for another."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         _fail(f"{message} (see {self.prog} --help)")
@@ -227,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         added = commands.add_parser(
             name, help=help, description=help[0].upper() + help[1:] + ".", epilog=f"example: samelogits {example}"
         )
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, parser=added)
         return added
 
     def add_backend(to: argparse.ArgumentParser) -> None:
@@ -267,12 +272,12 @@ def _parser() -> argparse.ArgumentParser:
     add_model(generate)
     add_backend(generate)
     add_input(generate)
-    generate.add_argument("--max-new-tokens", type=count, default=64, metavar="N")
+    generate.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="default 64")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
-    generate.add_argument("--top-k", type=int, metavar="K")
-    generate.add_argument("--top-p", type=float, metavar="P")
-    generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R")
-    generate.add_argument("--seed", type=count, default=0)
+    generate.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest; with a temperature")
+    generate.add_argument("--top-p", type=float, metavar="P", help="from those that hold P of it; with a temperature")
+    generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="default 1: none")
+    generate.add_argument("--seed", type=count, default=0, help="of the draws (default 0)")
 
     walk = command(
         "walk",
@@ -322,11 +327,11 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new or empty folder")
     train.add_argument("--backend", default="torch", help=", ".join(backend_names()))
     add_arithmetic_alone(train)
-    train.add_argument("--steps", type=positive, default=3000)
-    train.add_argument("--batch-size", type=positive, default=16)
-    train.add_argument("--length", type=positive, default=128, help="tokens a row")
-    train.add_argument("--learning-rate", type=float, default=3e-3)
-    train.add_argument("--seed", type=count, default=0)
+    train.add_argument("--steps", type=positive, default=3000, help="of AdamW (default 3000)")
+    train.add_argument("--batch-size", type=positive, default=16, help="rows a step (default 16)")
+    train.add_argument("--length", type=positive, default=128, help="tokens a row (default 128)")
+    train.add_argument("--learning-rate", type=float, default=3e-3, help="the highest (default 0.003)")
+    train.add_argument("--seed", type=count, default=0, help="of the weights and the batches (default 0)")
     return parser
 
 

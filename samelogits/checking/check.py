@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from samelogits.backend import DTYPES, Backend, Model, absent_backends, backend_names, get_backend
+from samelogits.backend import DTYPES, Backend, Model, absent_backends, backend_names, get_backend, installed_backends
 from samelogits.batch import prepare
 from samelogits.checking.measures import Difference, check_finite, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
@@ -114,7 +114,9 @@ def check(
     if exact and others:
         runner.run_exact(others, devices)
     if not others:
-        report.doubts.append("only NumPy ran: install samelogits[torch] or samelogits[jax] to compare")
+        there = " and ".join(name for name in installed_backends() if name != "numpy")
+        how = f"name {there} too" if there else "install samelogits[torch] or samelogits[jax]"
+        report.doubts.append(f"only NumPy ran, which is the reference: {how} to compare")
     return report
 
 

@@ -225,7 +225,7 @@ class Report:
         if self.candidate:
             return []
         proven = {s.backend for s in self.stages if s.dtype == "float64" and s.verdict != "skipped" and s.compared}
-        others = [name for name in self.versions if name != "numpy"] or list(self.versions)
+        others = [name for name in self.versions if name != "numpy"]
         return [name for name in others if name not in proven]
 
     @property

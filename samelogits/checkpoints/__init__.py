@@ -64,7 +64,10 @@ def open_checkpoint(source: str | Path, allow_pickle: bool = False) -> Checkpoin
         return read_gguf(path)
     if not os.path.exists(path):
         names = ", ".join(shipped_models()) or "none"
-        raise CheckpointError(f"{source}: expected a folder, a .gguf file, or a shipped model ({names}), found nothing")
+        raise CheckpointError(
+            f"{source}: expected a folder, a .gguf file, {SCHEME}owner/name, random:PRESET or a shipped model "
+            f"({names}), found nothing"
+        )
     if path.suffix == ".safetensors":
         raise CheckpointError(
             f"{source}: expected the folder with the weights and their config.json, found a lone file"
@@ -72,7 +75,9 @@ def open_checkpoint(source: str | Path, allow_pickle: bool = False) -> Checkpoin
     if path.suffix in SUFFIXES:
         check_allowed(source, allow_pickle)
         return read_gpt(path)
-    raise CheckpointError(f"{source}: expected a folder or a .gguf file, found a file of another kind")
+    raise CheckpointError(
+        f"{source}: expected a folder, a .gguf file or a pickle ({', '.join(SUFFIXES)}), found a file of another kind"
+    )
 
 
 def save_checkpoint(checkpoint: Checkpoint, directory: str | Path, format: str) -> None:

@@ -80,6 +80,8 @@ def _refuse(path: Path, occupied: bool, expected: str) -> None:
         raise CheckpointError(f"{path}: expected {expected}, found something that writing would destroy")
     if not path.parent.is_dir():
         raise CheckpointError(f"{path}: expected an existing folder {path.parent}, found none")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{path}: expected a folder {path.parent} that can be written to, found one that can't")
 
 
 def _is_empty_folder(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from samelogits.cards import Card, Comparison
+from samelogits.cards import Card, Comparison, Row, make_card_probe, rows_of
 from samelogits.checking.report import describe_config
 from samelogits.config import DecoderConfig
 from samelogits.exactness import probe_tokens
@@ -46,7 +46,7 @@ def _facts(card: Card) -> list[tuple[str, str]]:
     return [
         ("format", card.format + (f", family {code_span(card.family)}" if card.family else "")),
         ("decoder", describe_config(card.config).removeprefix("decoder: ")),
-        ("and", _further(card.config) or "-"),
+        ("and", _further(card.config) or "nothing else"),
         ("parameters", f"{card.parameters:,}; tensors: {code_span(card.dtypes)}"),
         *((f"SHA-256 of {code_span(name)}", code_span(digest)) for name, digest in card.files.items()),
         ("SHA-256 of the tensors", code_span(card.tensors)),
@@ -94,8 +94,18 @@ def _circumstances(card: Card) -> list[tuple[str, str]]:
         ("machine", ", ".join(f"{name} {kind}" for name, kind in card.machine.items())),
         *rows,
         ("tokens of the fingerprint", f"the {counted(T, 'id')} of docs/exact-arithmetic.md"),
-        ("command", code_span(f"samelogits verify {card.model} --card card.json")),
+        ("command", code_span(f"samelogits verify {card.model} --card card.json{_tokens(card)}")),
     ]
+
+
+def _tokens(card: Card) -> str:
+    """The option that gives the card's tokens, where they aren't those that it takes by itself."""
+    own = rows_of(make_card_probe(card.config["vocab_size"], card.config["max_seq_len"]))
+    rows = [Row(row.padding, tuple(row.ids)) for row in card.tokens]
+    if rows == own:
+        return ""
+    one_row = len(rows) == 1 and not rows[0].padding
+    return f" --tokens {','.join(map(str, rows[0].ids))}" if one_row else " --tokens tokens.npy"
 
 
 def _padded(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -84,7 +84,9 @@ def _undecided(v: View) -> list[str]:
         lines.append(
             f"  {one_line(item.code)}  {title}: {one_line(item.reason)}; decided by {one_line(item.decided_by)}"
         )
-    return lines + ([f"  and {len(v.undecided) - UNDECIDED:,} more"] if len(v.undecided) > UNDECIDED else [])
+    if len(v.undecided) > UNDECIDED:
+        lines.append(f"  and {len(v.undecided) - UNDECIDED:,} more: samelogits diagnose lists all")
+    return lines
 
 
 def _logits(s: LogitStatistics) -> list[str]:

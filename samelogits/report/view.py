@@ -288,7 +288,9 @@ def _cause(candidate: CandidateResult, first: TapView | None) -> str:
     if not candidate.causes and first is None:
         return "No causes are sought for this stage."
     if not candidate.causes:
-        return "No mistake of the catalogue comes near: the operation itself has to be read."
+        known = first is not None and first.added is not None
+        how = "the operation itself has to be read" if known else "activations would show where to look (--list-taps)"
+        return f"No mistake of the catalogue comes near: {how}."
     best = candidate.causes[0]
     title, places = one_line(best.title, 300), one_line(best.places)
     if best.explains:

@@ -121,7 +121,7 @@ def _named(spec: str, checkpoint: Checkpoint, name_map: NameMap | None, dtype: s
 def _imported(spec: str, module: str, path: str, call: bool) -> Any:
     """The object at a dotted path in a module, called if asked."""
     try:
-        with _current_folder(), quiet():
+        with current_folder(), quiet():
             found: Any = importlib.import_module(module)
             for word in path.split("."):
                 found = getattr(found, word)
@@ -135,8 +135,8 @@ def _imported(spec: str, module: str, path: str, call: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _current_folder() -> Iterator[None]:
-    """The current folder as a place of modules, as `python -m` has it."""
+def current_folder() -> Iterator[None]:
+    """The current folder as a place of modules, as `python -m` has it: a program may also import while it runs."""
     folder = os.getcwd()
     added = folder not in sys.path and "" not in sys.path
     if added:

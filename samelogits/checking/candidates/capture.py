@@ -15,7 +15,7 @@ from samelogits.config import DecoderConfig
 from samelogits.errors import CandidateError
 
 Array = np.ndarray
-Forward = Callable[[Any, dict[str, Any]], Any] | str | None
+Forward = Callable[[Any, dict[str, Any]], Any] | None
 
 UNMAPPED_LIMIT = 40
 MASK_NAMES = ("attention_mask", "mask")
@@ -146,22 +146,16 @@ class ModuleCandidate:
             self.notes.append(f"name map {name_map.name} knows none of its modules: only its logits are compared")
         self._parameters = _parameters(call)
         self._mask = next((name for name in MASK_NAMES if name in self._parameters), None)
-        self._asked = [word.strip() for word in forward.split(",")] if isinstance(forward, str) else []
-        if unknown := [word for word in self._asked if word not in ("position_ids", *MASK_NAMES)]:
-            raise CandidateError(
-                f"candidate {self.name}: forward: expected a function, or names out of position_ids, attention_mask, "
-                f"found {unknown[0]!r}"
-            )
-        self.takes_mask = callable(forward) or self._mask is not None
+        self.takes_mask = forward is not None or self._mask is not None
 
     def invoke(self, inputs: dict[str, Any]) -> tuple[Any, list[str]]:
         """What the module gives for tokens, attention_mask and position_ids in its framework; and notes."""
-        if callable(self.forward):
+        if self.forward is not None:
             return self.forward(self.module, inputs), []
         keywords, notes = {}, []
         if self._mask is not None:
             keywords[self._mask] = inputs["attention_mask"]
-        if "position_ids" in self._asked and "position_ids" in self._parameters:
+        if "position_ids" in self._parameters:
             keywords["position_ids"] = inputs["position_ids"]
         if "targets" in self._parameters:
             keywords["targets"] = inputs["tokens"]

@@ -32,10 +32,10 @@ TRAINING_FLAGS = ("deterministic", "use_running_average")  # of NNX modules: Fal
 class TorchModuleCandidate(ModuleCandidate):
     """A torch.nn.Module, run without gradients in eval mode; its flags, hooks and PyTorch's state are left as found.
 
-    Its forward gets the tokens int64 [B, T]; attention_mask (or mask) if it takes one; targets if it takes them, the
-    tokens. forward: a function (module, inputs) -> output instead, inputs being tensors on the module's device by the
-    names tokens, attention_mask, position_ids; or names to pass besides the tokens: "attention_mask,position_ids".
-    name_map: default, the built-in one that knows most of its modules. config: of the model that it may be.
+    Its forward gets the tokens int64 [B, T]; attention_mask (or mask) and position_ids, which don't count padding, if
+    it takes them; targets if it takes them, the tokens. forward: a function (module, inputs) -> output instead, inputs
+    being tensors on the module's device by the names tokens, attention_mask, position_ids. name_map: default, the
+    built-in one that knows most of its modules. config: of the model that it may be.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class NNXModuleCandidate(ModuleCandidate):
         self.nnx: Any = importlib.import_module("flax.nnx")
         paths = {".".join(map(str, path)): part for path, part in self.nnx.iter_modules(module)}
         call = _call_of(type(module))
-        if call is None and not callable(forward):
+        if call is None and forward is None:
             raise CandidateError(
                 f"candidate {name or type(module).__name__}: expected a module with __call__, found none"
             )

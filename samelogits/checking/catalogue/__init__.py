@@ -44,5 +44,5 @@ def fields() -> dict[str, list[Mistake]]:
 def find(code: str) -> Mistake:
     """The entry of this code; InputError if there is none."""
     if code.upper() not in CATALOGUE:
-        raise InputError(f"code: expected one from {min(CATALOGUE)} to {max(CATALOGUE)}, found {code!r}")
+        raise InputError(f"code: expected one that samelogits explain lists, such as SL301, found {code!r}")
     return CATALOGUE[code.upper()]
