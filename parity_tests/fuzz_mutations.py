@@ -9,6 +9,7 @@ import io
 import json
 import pickletools
 import re
+import struct
 import warnings
 import zipfile
 import zlib
@@ -320,12 +321,11 @@ def pickle_mutation() -> Mutation:
         if random.random() < 0.4:
             return mutate(data, random)
         try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                [info] = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
-                content = archive.read(info)
-        except (ValueError, zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError):
+            members = by_hand.members(data)
+            [name] = [name for name in members if name.endswith("data.pkl")]
+            return by_hand.with_member(data, name, change(name, members[name], random))
+        except (ValueError, zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, struct.error):
             return mutate(data, random)
-        return by_hand.with_member(data, info.filename, change(info.filename, content, random))
 
     return of_pickle
 
