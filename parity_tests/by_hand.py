@@ -106,9 +106,9 @@ def pickled(data: bytes) -> Any:
     def tensor(storage: tuple[str, int, bytes], offset: int, shape: Any, strides: Any, *rest: Any) -> Any:
         dtype, size, content = storage
         if 0 in shape:
-            return dtype, tuple(shape), b""
+            return dtype, tuple(map(int, shape)), b""
         array = np.ndarray(shape, f"V{size}", content, offset * size, [stride * size for stride in strides])
-        return dtype, tuple(shape), array.tobytes()
+        return dtype, tuple(map(int, shape)), array.tobytes()
 
     class Unpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]  # whose memo is as large as what is in it
         dispatch = pickle._Unpickler.dispatch | {pickle.PROTO[0]: lambda self: self.read(1)}  # type: ignore[attr-defined]

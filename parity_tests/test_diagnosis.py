@@ -1,5 +1,7 @@
 """Naming the mistake: the right name comes first, in the right place, and no wrong name is said to explain."""
 
+from dataclasses import replace
+
 import mistaken
 import numpy as np
 import pytest
@@ -154,6 +156,45 @@ def test_without_its_entry_a_mistake_has_no_name(code):
     assert report.verdict == "different function"
     assert not any(cause.explains for cause in report.candidate.causes)
     assert report.candidate.spread == "layer 0"
+
+
+# Behind a norm of attention that sees nothing, 0/0 without eps, padding spreads to every token that comes after it.
+SPREADING = replace(LLAMA, norm_placement="sandwich", attention_bias=False, attention_output_bias=False, mlp_bias=False)
+
+
+def changed(change, *codes):
+    """A port whose output is changed at the end."""
+    port = Port(SPREADING, *codes)
+    run = port.run
+    port.run = lambda probe: change(run(probe), probe)
+    return port
+
+
+@pytest.mark.parametrize("taps", [None, ["logits"]])
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_mistake_that_makes_nan_is_named(taps, zero):
+    """Whether a softmax makes NaN of NaN or 0 is each implementation's own."""
+
+    def fill(output, probe):
+        assert len(probe.tokens_BT) == 1 or not np.isfinite(output.logits[1, 4:]).any()
+        if zero:
+            array = output.taps["layers.1.self_attn.weights"]
+            array[...] = np.nan_to_num(array)
+        output.taps = output.taps if taps is None else {"logits": output.logits}
+        return output
+
+    cause = check(SPREADING, changed(fill, "SL203")).candidate.causes[0]
+    assert (cause.code, cause.explains) == ("SL203", True)
+
+
+def test_nan_of_unknown_origin_has_no_name():
+    def spoil(output, probe):
+        output.taps["layers.1.self_attn.mixed"][0, 5] = np.nan
+        return output
+
+    report = check(SPREADING, changed(spoil))
+    assert report.first_divergence == "layers.1.self_attn.mixed"
+    assert not [cause for cause in report.candidate.causes if cause.explains]
 
 
 def test_an_honest_candidate_has_no_cause():

@@ -142,6 +142,22 @@ def another_case(seeds: Mapping[str, bytes]) -> bytes:
     return data.getvalue()
 
 
+def shorter_than_its_record(seeds: Mapping[str, bytes]) -> bytes:
+    """The archive, a second storage being on the record of the first, by a number in place of a word."""
+    content = by_hand.members(seeds["plain"])["archive/data.pkl"]
+    assert content.count(b"BFloat16Storage\nq\x0fX\x01\x00\x00\x001") == 1
+    changed = content.replace(b"BFloat16Storage\nq\x0fX\x01\x00\x00\x001", b"BFloat16Storage\nq\x0fK\x00")
+    return by_hand.with_member(seeds["plain"], "archive/data.pkl", changed)
+
+
+def odd_heads(seeds: Mapping[str, bytes]) -> bytes:
+    """Llama 3's file with heads of 17, whose half is no whole number."""
+    header = by_hand.gguf(seeds["llama 3"])
+    header.metadata = [(key, by_hand.Value(4, 17) if key == b"llama.attention.key_length" else value)
+                       for key, value in header.metadata if key != b"llama.rope.dimension_count"]  # fmt: skip
+    return by_hand.gguf_bytes(header)
+
+
 def odd_separator(seeds: Mapping[str, bytes]) -> bytes:
     """The directory, what stands between numbers of chunks being a control character, which TensorStore repeats."""
     files = by_hand.unpacked(seeds["apart"])
@@ -154,6 +170,8 @@ FOUND: dict[str, tuple[str, Callable[[Mapping[str, bytes]], bytes]]] = {
     "shard named with a control character": ("json", lambda seeds: b'{"weight_map": {"a": "\\f.safetensors"}}'),
     "archive with a name that is no UTF-8": ("recordings", undecodable),
     "storage longer than its record": ("pickles", longer_than_its_record),
+    "storage shorter than its record": ("pickles", shorter_than_its_record),
+    "heads of an odd width": ("gguf", odd_heads),
     "record in another case": ("pickles", another_case),
     "control character that a library repeats": ("orbax", odd_separator),
     "shape that is no tuple of Python's": ("recordings", zero_in_front),

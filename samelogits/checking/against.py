@@ -139,8 +139,10 @@ def check_candidate(
         result.spread = describe_places(map(place_of, off)) if by_local else ""
         result.card = _card(first.name, config, candidate)
         if diagnose:
-            spreads, judged = (local_spreads, scores) if by_local else (total_spreads, total)
-            search = Diagnosis(judge, spreads, judged, by_local, catalogue.values(), progress=progress)
+            # What is not finite may come from padding, which one step away from the candidate's own values is not read.
+            stepwise = by_local and all(np.isfinite(tap.found) for tap in result.taps)
+            spreads, judged = (local_spreads, scores) if stepwise else (total_spreads, total)
+            search = Diagnosis(judge, spreads, judged, stepwise, catalogue.values(), progress=progress)
             result.causes = search.run()
             if search.untried:
                 result.notes.append(f"{search.untried} reruns with known mistakes were left out for want of time")

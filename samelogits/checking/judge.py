@@ -16,7 +16,7 @@ from samelogits.checking.routing import lost_tokens, tied_tokens
 from samelogits.checking.scores import Score, Spread
 from samelogits.checking.variant import Variant
 from samelogits.config import DecoderConfig
-from samelogits.taps import block_end
+from samelogits.taps import block_end, tap_names
 
 Array = np.ndarray
 Plant = Callable[[Variant], None]
@@ -60,6 +60,7 @@ class Judge:
         batch = self.variant().batch
         real_BT1 = probe.mask_BT[:, :, None]
         self._visible = [(batch.visible(config, i) & real_BT1)[:, None] for i in range(config.n_layers)]
+        self._spoilt = self._find_spoilt()
         # Padding may hold anything; as an input of a local comparison it must not spread.
         self.taps = {
             name: np.where(np.isfinite(array) | self.real(name, array), array, 0) for name, array in self.taps.items()
@@ -81,6 +82,24 @@ class Judge:
             return np.broadcast_to(seen if lost is None else seen & ~lost[:, None], array.shape)
         real_BT = self.probe.mask_BT if lost is None else self.probe.mask_BT & ~lost
         return np.broadcast_to(real_BT.reshape(*real_BT.shape, *[1] * (array.ndim - 2)), array.shape)
+
+    def _find_spoilt(self) -> dict[str, Array]:
+        """Tokens that an earlier tap of the candidate has as no number, [B, T], by tap. What becomes of them on the way
+        is each implementation's own: a softmax may make NaN of NaN, or 0."""
+        spoilt_BT, found = np.zeros_like(self.probe.mask_BT), {}
+        for name in tap_names(self.config):
+            found[name] = spoilt_BT
+            if name in self.taps and not name.endswith((".scores", ".weights")):
+                odd = ~np.isfinite(self.taps[name])
+                spoilt_BT = spoilt_BT | (odd.any(tuple(range(2, odd.ndim))) & self.probe.mask_BT)
+        return found
+
+    def _telling(self, name: str, array: Array) -> Array:
+        """Which elements of a tap a mistaken reference must share with the candidate: not those of spoilt tokens."""
+        spoilt_BT = self._spoilt[name]
+        if name.endswith((".scores", ".weights")):
+            return np.broadcast_to(~(spoilt_BT[:, None, :, None] | spoilt_BT[:, None, None, :]), array.shape)
+        return np.broadcast_to(~spoilt_BT.reshape(*spoilt_BT.shape, *[1] * (array.ndim - 2)), array.shape)
 
     def values(self, variant: Variant, local: bool, window: Iterable[Place] | None = None) -> dict[str, Array]:
         """What the variant computes at each tap: from its own inputs, or, locally, from the candidate's.
@@ -137,11 +156,12 @@ class Judge:
     ) -> dict[str, Spread]:
         """Values and noise of each tap that the candidate has. each: called with the error of every noisy run."""
         values = self.values(self.variant(plant, places), local, window)
-        found = {
-            name: Spread(value, self.real(name, value, local), self.precision, not name.endswith(".weights"))
-            for name, value in values.items()
-            if name in self.taps
-        }
+        found = {}
+        for name, value in values.items():
+            if name in self.taps:
+                real, mistaken = self.real(name, value, local), plant is not no_mistake
+                real = real & self._telling(name, value) if mistaken else real
+                found[name] = Spread(value, real, self.precision, not name.endswith(".weights"), mistaken)
         for seed in range(runs):
             noisy = self.variant(plant, places)
             disturb(noisy, self.precision, seed)

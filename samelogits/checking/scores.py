@@ -46,18 +46,23 @@ class Spread:
     """The noise of one tap, gathered over runs. real: which elements mean something (padding means nothing).
 
     by_row: whether a single row is judged too; not attention weights, most of whose rows rest on a few elements.
+    mistaken: whether the reference makes a mistake. Where it is then not finite, the candidate must not be either, and
+    no number tells more.
     """
 
     reference: Array
     real: Array
     precision: Precision
     by_row: bool = True
+    mistaken: bool = False
+    _wild: Array = field(init=False)  # real places at which the reference is not finite
     _squares: Array = field(init=False)
     _counts: Array = field(init=False)
     _runs: int = 0
 
     def __post_init__(self) -> None:
-        self.real = np.broadcast_to(self.real, self.reference.shape)
+        finite = np.isfinite(self.reference) | (not self.mistaken)
+        self._wild, self.real = self.real & ~finite, self.real & finite
         self._counts = self.real.sum(-1)
         self._squares = np.zeros(self.reference.shape[:-1])
         self._floor = np.square(self.precision.storage * self.reference) / 3  # the error of storing the result
@@ -77,7 +82,8 @@ class Spread:
     def distance(self, candidate: Array, value: Array) -> float:
         """Root mean square of the candidate's error about another value, in units of the noise."""
         with np.errstate(over="ignore", invalid="ignore"):
-            error = np.where(self.real, candidate - value, 0)
+            known = np.isfinite(candidate) | np.isfinite(value)
+            error = np.where(self.real & known, candidate - value, 0)
         squares, noise = float(np.vdot(error, error)), float((self.noise * self._counts).sum())
         if not np.isfinite(squares):
             return np.inf
@@ -94,6 +100,7 @@ class Spread:
         """The candidate's error in units of this noise. A value that is not finite is infinitely wrong."""
         with np.errstate(over="ignore", invalid="ignore"):  # inf - inf
             errors = np.where(self.real, np.square(candidate - self.reference), 0)
+        errors = np.where(self._wild & np.isfinite(candidate), np.inf, errors)
         if not np.isfinite(errors).all():
             place = np.unravel_index(int(np.argmin(np.isfinite(errors).all(-1))), self._counts.shape)
             return Score(np.inf, np.inf, np.inf, 0.0, tuple(map(int, place)))

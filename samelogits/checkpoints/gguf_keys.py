@@ -118,6 +118,9 @@ def read_rope(keys: Keys, d_head: int, max_seq_len: int, whole: bool) -> dict[st
     width = keys.take("rope.dimension_count", int, d_head)
     if whole and width != d_head:
         keys.fault("rope.dimension_count", f"the head width {d_head}", width)
+    if width % 2:
+        keys.fault("rope.dimension_count", "an even number", width)
+        return {}
     try:
         scaling = _read_scaling(keys, width, theta, max_seq_len)
     except ConfigError as error:

@@ -8,7 +8,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,7 +76,7 @@ class PickleFile:
         path = f"{self.path}: {where}" if where else str(self.path)
         if not isinstance(values, dict) or not values:
             raise CheckpointError(f"{path}: expected tensors by name, found {shown(type(values).__name__)}")
-        faults, found, sizes = [], {}, {}
+        faults, found, storages = [], {}, set()
         for name, value in values.items():
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 faults.append(f"expected plain tensor names, found {shown(name)}")
@@ -84,23 +84,22 @@ class PickleFile:
                 faults.append(f"{name}: expected a tensor with elements of its own, found {reason}")
             else:
                 storage = value.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
+                storages.add((storage.data_ptr(), storage.nbytes()))
                 dtype = str(value.dtype)
                 found[name] = PickledEntry(
                     self.path, self._size, name, _NAMES.get(dtype, dtype), tuple(value.shape), value.detach()
                 )
         raise_faults(faults, path)
-        if not self._are_records(sizes):
+        if not self._are_records({(address, size) for address, size in storages if size}):
             raise CheckpointError(f"{path}: expected tensors of the sizes that are stored, found others: cut short")
         return dict(found)
 
-    def _are_records(self, sizes: Mapping[int, int]) -> bool:
-        """Whether storages, address to bytes, are whole records of the archive, which is mapped from a page on."""
-        held = {address: size for address, size in sizes.items() if size}
-        first = next(iter(held), 0)
-        starts = [first - begin for begin, size in self._records.items() if size == held.get(first)]
-        return not held or any(
-            start % mmap.PAGESIZE == 0 and all(self._records.get(a - start) == size for a, size in held.items())
+    def _are_records(self, storages: Set[tuple[int, int]]) -> bool:
+        """Whether storages, address and bytes, are whole records of the archive, which is mapped from a page on."""
+        first, length = next(iter(storages), (0, 0))
+        starts = [first - begin for begin, size in self._records.items() if size == length]
+        return not storages or any(
+            start % mmap.PAGESIZE == 0 and all(self._records.get(a - start) == size for a, size in storages)
             for start in starts
         )
 
@@ -167,7 +166,8 @@ def _check_archive(path: Path) -> tuple[int, dict[int, int]]:
     pickle = records[names.index("data.pkl")]
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise refuse("compressed records")
-    if sum(record.file_size for record in records) > size or pickle.file_size > HEADER_LIMIT:
+    ends = [begin + record.file_size for begin, record in zip(begins, records, strict=True)]
+    if max(ends) > size or sum(record.file_size for record in records) > size or pickle.file_size > HEADER_LIMIT:
         raise refuse("records larger than the file, or a pickle too large to be that of a model")
     return size, {begin: record.file_size for begin, record in zip(begins, records, strict=True)}
 
