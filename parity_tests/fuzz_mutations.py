@@ -333,7 +333,8 @@ def pickle_mutation() -> Mutation:
 def _other_steps(content: bytes, random: Random) -> bytes:
     """Steps of a pickle replaced by others of it, cut out, doubled or exchanged; its numbers by odd ones."""
     try:
-        steps = list(pickletools.genops(content))
+        with warnings.catch_warnings(action="ignore"):  # of what is escaped
+            steps = list(pickletools.genops(content))
     except (ValueError, IndexError, UnicodeDecodeError):
         return shifted(content, random)
     ends = [at for _, _, at in steps[1:]] + [len(content)]
