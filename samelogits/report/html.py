@@ -134,7 +134,7 @@ def _next(v: View) -> Markup:
     steps = []
     if v.verdict == "different function":
         steps += [tag("li", f"Read about {code}: ", _command(f"samelogits explain {code}")) for code in v.codes]
-        if v.missing:
+        if v.missing and v.first is not None:
             steps.append(tag("li", "To narrow the place, let the candidate give the taps that are missing."))
         if v.card:
             steps.append(tag("li", "Compare ", tag("a", "the two sources", href="#card"), " and repair."))

@@ -180,7 +180,7 @@ def view(report: Report, root: Path | None = None) -> View:
         first=first,
         where=_where(first, report.stages) if different else "",
         blame=_blame(candidate, taps, first) if different else "",
-        cause=_cause(candidate, first) if different else "",
+        cause=_cause(candidate, first, report.stages) if different else "",
         place=None if card is None else source_place(card.candidate_place, root),
         taps=taps,
         causes=candidate.causes,
@@ -282,11 +282,21 @@ def _blame(candidate: CandidateResult, taps: list[TapView], first: TapView | Non
     return "No operation alone makes it: rounding-sized errors of those before add up to more than they should."
 
 
-def _cause(candidate: CandidateResult, first: TapView | None) -> str:
+# What is known where a later stage alone differs; no mistakes are tried there.
+LATER = {
+    "row alone": "A row by itself gives other logits than in the batch: rows, or padding, are not kept apart.",
+    "decoding": "The whole text at once is right: the cache, or the positions read with it, are not.",
+    "gradients": "The forward pass is right: the backward pass is not.",
+    "log-probabilities": "The logits are right: what is made of them is not.",
+}
+
+
+def _cause(candidate: CandidateResult, first: TapView | None, stages: Sequence[StageResult]) -> str:
+    if not candidate.causes and first is None:
+        off = next(stage for stage in stages if stage.verdict == "different")
+        return LATER.get(off.stage, "No known mistake was tried.")
     if not candidate.diagnosed:
         return "No known mistake was tried."
-    if not candidate.causes and first is None:
-        return "No causes are sought for this stage."
     if not candidate.causes:
         known = first is not None and first.added is not None
         how = "the operation itself has to be read" if known else "activations would show where to look (--list-taps)"
