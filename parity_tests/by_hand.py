@@ -107,7 +107,8 @@ def pickled(data: bytes) -> Any:
         dtype, size, content = storage
         if 0 in shape:
             return dtype, tuple(map(int, shape)), b""
-        array = np.ndarray(shape, f"V{size}", content, offset * size, [stride * size for stride in strides])
+        steps = [stride * size if n > 1 else 0 for n, stride in zip(shape, strides, strict=True)]
+        array = np.ndarray(shape, f"V{size}", content, offset * size, steps)
         return dtype, tuple(map(int, shape)), array.tobytes()
 
     class Unpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]  # whose memo is as large as what is in it
