@@ -193,7 +193,7 @@ def test_logits_alone_in_bfloat16_leave_more_undecided_and_say_what_decides():
 
 def test_below_the_bound_a_mistake_is_seen_in_bfloat16():
     """Its effect is inside the bound, and lies along the mistake's."""
-    for config, code in ((GPT, "SL430"), (POST, "SL621"), (LLAMA, "SL310")):
+    for config, code in ((GPT, "SL621"), (POST, "SL621"), (LLAMA, "SL310")):
         report = check(config, Port(config, code, precision="bfloat16"), probe=probe_of(config, 32))
         assert report.first_divergence is None
         assert report.verdict == "not proven"
@@ -201,6 +201,9 @@ def test_below_the_bound_a_mistake_is_seen_in_bfloat16():
     for config in (GPT, POST, LLAMA):
         honest = check(config, Port(config, precision="bfloat16"), probe=probe_of(config, 32))
         assert "below the bound" not in doubts(honest)
+    # Too near to the noise of scores that a compiler may leave unrounded: that is said.
+    report = check(GPT, Port(GPT, "SL430", precision="bfloat16"), probe=probe_of(GPT, 32))
+    assert "SL430" in [item.code for item in report.candidate.undecided]
 
 
 # Input
