@@ -1,11 +1,13 @@
 """The errors that a user of the package can meet. Each message is one line: what was expected, what was found."""
 
 import re
+import warnings
 
 
 def shown(value: object, limit: int = 80) -> str:
     """The value as one short line for an error message."""
-    text = re.sub(r"\n\s*", " ", repr(value))  # that of an array has several lines
+    with warnings.catch_warnings(action="ignore"):  # PyTorch warns of what a pickle may hold
+        text = re.sub(r"\n\s*", " ", repr(value))  # that of an array has several lines
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
