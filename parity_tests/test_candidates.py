@@ -52,11 +52,13 @@ def test_what_models_return_beside_logits_is_listed():
     """A cache, a tuple of layers of several widths, a loss that there is none of."""
     found = run_checked(
         FunctionCandidate(
-            hostile(give=lambda t, x: {"logits": x, "past_key_values": None, "hidden_states": (x, x[..., :3]), "a": x})
+            hostile(
+                give=lambda t, x: {"logits": x, "past_key_values": None, "hidden_states": (x, x[..., :3]), "a": x, 3: x}
+            )
         ),
         LLAMA,
     )
-    assert sorted(found.unmapped) == ["a", "hidden_states", "past_key_values"]
+    assert sorted(found.unmapped) == ["3", "a", "hidden_states", "past_key_values"]
     assert run_checked(FunctionCandidate(hostile(give=lambda t, x: (x, None))), LLAMA).logits.shape == (3, 7, 11)
 
 

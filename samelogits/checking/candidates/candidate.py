@@ -110,9 +110,9 @@ def output_of(found: Any, name: str) -> Output:
     if "log_probabilities" in taps:
         log_p = taps["log_probabilities"]
         taps = {key: value for key, value in taps.items() if key != "log_probabilities"}
-    others = [str(key) for key, value in taps.items() if not isinstance(key, str) or not _is_array(value)]
-    taps = {key: value for key, value in taps.items() if key not in others}
-    return _converted(Output(found, dict(taps), log_probabilities=log_p, unmapped=others), name)
+    arrays = {key: value for key, value in taps.items() if isinstance(key, str) and _is_array(value)}
+    others = [str(key) for key in taps if key not in arrays]
+    return _converted(Output(found, arrays, log_probabilities=log_p, unmapped=others), name)
 
 
 def _is_array(value: Any) -> bool:
@@ -143,9 +143,9 @@ def to_losses(values: Any, label: str) -> list[float]:
     """Numbers of any framework as Python's. Raises CandidateError."""
     try:
         return [float(to_numpy(value, label).reshape(())) for value in values]
+    except CandidateError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, CandidateError):
-            raise
         raise CandidateError(f"{label}: expected numbers, found {shown(values)}") from error
 
 
