@@ -37,9 +37,7 @@ def orbax() -> Parser:
         found = {name: content for name, content in by_hand.unpacked(data).items() if name in database | apart}
         scratch.keep({name.replace("--", "/") for name in found})
         for name, content in found.items():
-            path = name.replace("--", "/")
-            (scratch.path / path).parent.mkdir(parents=True, exist_ok=True)
-            scratch.write(path, content)
+            scratch.write(name.replace("--", "/"), content)
         entries = read_orbax(scratch.path)
         places = _places(by_hand.strict_json(found[METADATA]))
         same(list(entries), list(places), "names")

@@ -51,6 +51,7 @@ class Scratch:
     def write(self, name: str, data: bytes) -> Path:
         path = self.path / name
         if self._held.get(name) != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
                 file.write(data)
             self._held[name] = data

@@ -6,8 +6,11 @@ import warnings
 
 def shown(value: object, limit: int = 80) -> str:
     """The value as one short line for an error message."""
-    with warnings.catch_warnings(action="ignore"):  # PyTorch warns of what a pickle may hold
-        text = re.sub(r"\n\s*", " ", repr(value))  # that of an array has several lines
+    if type(value) is str:  # one line, and no code of another package
+        text = repr(value)
+    else:
+        with warnings.catch_warnings(action="ignore"):  # PyTorch warns of what a pickle may hold
+            text = re.sub(r"\n\s*", " ", repr(value))  # that of an array has several lines
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

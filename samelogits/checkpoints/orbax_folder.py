@@ -146,13 +146,18 @@ def _stored_bytes(directory: Path) -> int:
     """Size of all files in it, once they are plain files and stay inside."""
     if directory.is_symlink() or not directory.is_dir():
         raise CheckpointError(f"{directory}: expected an Orbax directory, found a link or something else")
-    total = 0
-    for folder, folders, files in os.walk(directory):
-        for name in (*folders, *files):
-            path = Path(folder, name)
-            if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise CheckpointError(f"{path}: expected a plain file or folder, found a link or something else")
-            total += path.stat().st_size if path.is_file() else 0
+    total, folders = 0, [os.fspath(directory)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    total += entry.stat().st_size
+                else:
+                    raise CheckpointError(
+                        f"{entry.path}: expected a plain file or folder, found a link or something else"
+                    )
     return total
 
 
