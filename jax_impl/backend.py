@@ -17,10 +17,10 @@ from jax_impl.cache import Cache
 from jax_impl.decoder import Decoder
 from jax_impl.loss import language_model_loss
 from jax_impl.optimizer import AdamW, ExactAdamW
-from samelogits.backend import Model, check_request
+from samelogits.backend import Model, check_request, take_parameters
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
-from samelogits.exactness import FlushedParameters, self_test
+from samelogits.exactness import self_test
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
@@ -111,6 +111,10 @@ class JaxModel(Model):
     def new_optimizer(self, settings: AdamWSettings) -> AdamW | ExactAdamW:
         return (ExactAdamW if self.exact else AdamW)(self._named(), settings)
 
+    @_scoped
+    def run_update(self, optimizer: AdamW | ExactAdamW, gradients: dict[str, Array], learning_rate: float) -> float:
+        return optimizer.step(gradients, learning_rate)
+
     def _named(self) -> dict[str, nnx.Param[Array]]:
         return _by_name(nnx.variables(self.decoder, nnx.Param))
 
@@ -163,9 +167,7 @@ class JaxBackend:
         arithmetic: str = "native",
     ) -> JaxModel:
         place = check_request(self, dtype, device, arithmetic)
-        if arithmetic != "native":
-            parameters = FlushedParameters(parameters)
-        return JaxModel(config, parameters, dtype, place, arithmetic)
+        return JaxModel(config, take_parameters(config, parameters, arithmetic), dtype, place, arithmetic)
 
 
 backend = JaxBackend()

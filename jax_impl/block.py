@@ -31,7 +31,9 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTD: Array, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
         run = self.parallel if self.config.parallel_residual else self.sequential
-        return run(x_BTD, batch, cache, tap)
+        x_BTD = run(x_BTD, batch, cache, tap)
+        assert x_BTD.dtype == self.self_attn.o_proj.weight.dtype  # differs: promotion
+        return x_BTD
 
     def sequential(self, x_BTD: Array, batch: Batch, cache: Cache | None, tap: Tap) -> Array:
         """x + f(x), then that y + g(y)."""

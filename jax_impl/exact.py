@@ -90,6 +90,11 @@ def scale(x: Array, factor: float) -> Array:
     return times(x, lax.reduce_precision(jnp.asarray(factor), 8, 23))
 
 
+def scale_rounded(x: Array, factor: float) -> Array:
+    """The same: scale has its number rounded."""
+    return scale(x, factor)
+
+
 @differentiable(
     lambda d, y, x, limit: (jnp.where(jnp.abs(x) <= lax.reduce_precision(jnp.asarray(limit), 8, 23), d, 0), None)
 )
@@ -106,7 +111,7 @@ def _soft_cap_backward(d: Array, y: Array, x: Array, cap: float) -> Gradients:
 
 @differentiable(_soft_cap_backward)
 def soft_cap(x: Array, cap: float) -> Array:
-    """x / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
+    """x times 1 / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
     return times(primitives.tanh(times(x, 1 / cap)), cap)
 
 

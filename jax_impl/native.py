@@ -16,7 +16,7 @@ def prepare(weight_OI: Array) -> None:
 
 
 def fan_out(x: Array, n: int) -> tuple[Array, ...]:
-    """x for n uses; whoever adds up its gradients chooses the order."""
+    """x, n times; the framework adds up the gradients of its uses, in an order of its own."""
     return (x,) * n
 
 
@@ -40,20 +40,26 @@ def multiply(x: Array, y: Array) -> Array:
 
 @jax.jit
 def scale(x: Array, factor: float) -> Array:
-    """x times a number, which is rounded to the dtype of x."""
+    """x times a number."""
+    return (_wide(x) * factor).astype(x.dtype)
+
+
+@jax.jit
+def scale_rounded(x: Array, factor: float) -> Array:
+    """x times a number that is itself rounded to the dtype of x."""
     return x * jnp.asarray(factor, x.dtype)
 
 
 @jax.jit
 def clip(x: Array, limit: float) -> Array:
     """x held between -limit and limit."""
-    return jnp.clip(x, -limit, limit)
+    return jnp.where(jnp.abs(x) <= limit, x, jnp.sign(x) * limit)  # differs: clip-tie
 
 
 @jax.jit
 def soft_cap(x: Array, cap: float) -> Array:
     """cap tanh(x / cap) (Bello et al., 2016)."""
-    return (cap * jnp.tanh(x / cap)).astype(x.dtype)
+    return (cap * jnp.tanh(_wide(x) / cap)).astype(x.dtype)
 
 
 @jax.jit
@@ -71,7 +77,7 @@ def dropout(x_BTD: Array, scale_BTD: Array | None) -> Array:
 def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: None = None) -> Array:
     """x W^T + b, [B, T, O]."""
     y_BTO = jnp.einsum("BTI,OI->BTO", x_BTI, weight_OI, precision=lax.Precision.HIGHEST)  # differs: precision
-    return y_BTO if bias_O is None else y_BTO + bias_O[None, None]
+    return y_BTO if bias_O is None else y_BTO + bias_O[None, None]  # differs: rank-promotion
 
 
 @partial(jax.jit, static_argnames="n_heads")
@@ -106,7 +112,7 @@ def attention_scores(q_BTNH: Array, k_BSKH: Array, scale: float) -> Array:
     S, K = k_BSKH.shape[1:3]
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, precision=lax.Precision.HIGHEST)
-    return scores_BKGTS.reshape(B, N, T, S) * jnp.asarray(scale, scores_BKGTS.dtype)
+    return (_wide(scores_BKGTS.reshape(B, N, T, S)) * scale).astype(scores_BKGTS.dtype)
 
 
 @jax.jit
@@ -197,14 +203,15 @@ def route(logits_BTE: Array, n_active: int, normalize: bool) -> Array:
 
 @partial(jax.jit, static_argnames="expert")
 def weigh(x_BTD: Array, routing_BTE: Array, expert: int) -> Array:
-    """An expert's output times its weight for each token."""
-    return x_BTD * routing_BTE[..., expert, None]
+    """An expert's output times its weight for each token; where that is 0 it is not looked at, as if never computed."""
+    weight_BT1 = routing_BTE[..., expert, None]
+    return jnp.where(weight_BT1 != 0, x_BTD, 0) * weight_BT1
 
 
 @jax.jit
 def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
-    log_probabilities_BTV = jax.nn.log_softmax(_wide(logits_BTV), axis=-1)
+    log_probabilities_BTV = jax.nn.log_softmax(_wide(logits_BTV), axis=-1)  # differs: log-softmax
     picked_BT = jnp.take_along_axis(log_probabilities_BTV, ids_BT[..., None], axis=-1)[..., 0]
     return -jnp.where(counted_BT, picked_BT, 0).sum() / counted_BT.sum().astype(picked_BT.dtype)
 
@@ -221,4 +228,4 @@ def _over_root_mean_square(x_BTD: Array, eps: float) -> Array:
 
 def _beside(weight: Array, x: Array) -> Array:
     """A weight with as many axes as what it meets."""
-    return weight.reshape((1,) * (x.ndim - weight.ndim) + weight.shape)
+    return weight.reshape((1,) * (x.ndim - weight.ndim) + weight.shape)  # differs: rank-promotion

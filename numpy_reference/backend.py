@@ -11,10 +11,10 @@ from numpy_reference.decoder import Decoder
 from numpy_reference.loss import language_model_loss
 from numpy_reference.optimizer import AdamW, ExactAdamW
 from numpy_reference.tape import Array, Tape
-from samelogits.backend import Model, check_request
+from samelogits.backend import Model, check_request, take_parameters
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
-from samelogits.exactness import FlushedParameters, self_test
+from samelogits.exactness import self_test
 from samelogits.parameters import parameter_shapes
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
@@ -85,6 +85,9 @@ class NumpyModel(Model):
     def new_optimizer(self, settings: AdamWSettings) -> AdamW | ExactAdamW:
         return (ExactAdamW if self.exact else AdamW)(self.arrays, settings)
 
+    def run_update(self, optimizer: AdamW | ExactAdamW, gradients: dict[str, Array], learning_rate: float) -> float:
+        return optimizer.step(gradients, learning_rate)
+
     def _place(self, batch: Batch) -> Batch:
         return batch.convert(np.asarray, self.from_numpy)
 
@@ -124,9 +127,7 @@ class NumpyBackend:
         arithmetic: str = "native",
     ) -> NumpyModel:
         place = check_request(self, dtype, device, arithmetic)
-        if arithmetic != "native":
-            parameters = FlushedParameters(parameters)
-        return NumpyModel(config, parameters, dtype, place, arithmetic)
+        return NumpyModel(config, take_parameters(config, parameters, arithmetic), dtype, place, arithmetic)
 
 
 backend = NumpyBackend()

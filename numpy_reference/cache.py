@@ -7,7 +7,10 @@ from samelogits.config import DecoderConfig
 
 
 class Cache:
-    """keys, values: one [B, capacity, K, H] a layer. filled: tokens held; the rest is zero and never visible."""
+    """keys, values: one [B, capacity, K, H] a layer, zero and never visible behind the tokens held.
+
+    mask_BS: NumPy bool, which of the tokens held are real; who runs the decoder sets it once a chunk is through.
+    """
 
     def __init__(self, config: DecoderConfig, batch_size: int, capacity: int, dtype: str):
         shape = (batch_size, capacity, config.n_kv_heads, config.d_head)
@@ -15,7 +18,12 @@ class Cache:
         self.values = [np.zeros(shape, dtype) for _ in range(config.n_layers)]
         self.batch_size = batch_size
         self.capacity = capacity
-        self.filled = 0
+        self.mask_BS = np.ones((batch_size, 0), bool)
+
+    @property
+    def filled(self) -> int:
+        """How many tokens are held."""
+        return self.mask_BS.shape[1]
 
     def append(self, layer: int, k_BTKH: Array, v_BTKH: Array) -> tuple[Array, Array]:
         """Write a chunk behind what a layer holds; returns the layer's whole arrays [B, capacity, K, H]."""

@@ -35,7 +35,7 @@ class DecoderStack:
         x_BTD = self.ops.embed(batch.tokens_BT, table_VE)
         x_BTD = tap("embed_tokens", x_BTD)
         if self.config.embedding_scale is not None:
-            x_BTD = self.ops.scale(x_BTD, self.config.embedding_scale)
+            x_BTD = self.ops.scale_rounded(x_BTD, self.config.embedding_scale)
         if self.embed_in is not None:
             x_BTD = self.embed_in(x_BTD)
         if self.embed_norm is not None:
@@ -53,8 +53,6 @@ class DecoderStack:
         if self.norm is not None:
             x_BTD = self.norm(x_BTD)
             x_BTD = tap("norm", x_BTD)
-        if cache is not None:
-            cache.filled += x_BTD.shape[1]
         return x_BTD if self.embed_out is None else self.embed_out(x_BTD)
 
 

@@ -88,6 +88,11 @@ def scale(x: Array, factor: float) -> Array:
     return times(x, as_float32(factor))
 
 
+def scale_rounded(x: Array, factor: float) -> Array:
+    """The same: scale has its number rounded."""
+    return scale(x, factor)
+
+
 @differentiable(lambda d, y, x, limit: (np.where(np.abs(x) <= as_float32(limit), d, np.float32(0)), None))
 def clip(x: Array, limit: float) -> Array:
     """x held between -limit and limit."""
@@ -102,7 +107,7 @@ def _soft_cap_backward(d: Array, y: Array, x: Array, cap: float) -> Gradients:
 
 @differentiable(_soft_cap_backward)
 def soft_cap(x: Array, cap: float) -> Array:
-    """x / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
+    """x times 1 / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
     return times(primitives.tanh(times(x, 1 / cap)), cap)
 
 

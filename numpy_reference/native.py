@@ -27,7 +27,7 @@ def prepare(weight_OI: Array) -> None:
 
 
 def fan_out(x: Array, n: int) -> tuple[Array, ...]:
-    """x for n uses; whoever adds up its gradients chooses the order."""
+    """x, n times; the framework adds up the gradients of its uses, in an order of its own."""
     return (x,) * n
 
 
@@ -53,8 +53,13 @@ def multiply(x: Array, y: Array) -> Array:
 
 
 def scale(x: Array, factor: float) -> Array:
-    """x times a number, which is rounded to the dtype of x."""
-    return record(x * x.dtype.type(factor), (x,), lambda d: (d * d.dtype.type(factor),))
+    """x times a number."""
+    return record(x * factor, (x,), lambda d: (d * factor,))
+
+
+def scale_rounded(x: Array, factor: float) -> Array:
+    """x times a number that is itself rounded to the dtype of x."""
+    return scale(x, float(x.dtype.type(factor)))
 
 
 def clip(x: Array, limit: float) -> Array:
@@ -143,9 +148,9 @@ def attention_weights(scores_BNTS: Array, visible_BTS: Array) -> Array:
     masked_BNTS = np.where(visible_B1TS, scores_BNTS, scores_BNTS.dtype.type(-np.inf))
     # A row with nothing visible has the maximum -inf; 0 in its place gives exp(-inf) = 0, and a sum of 0 becomes 1.
     top_BNT1 = masked_BNTS.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights_BNTS = np.exp(np.subtract(masked_BNTS, np.where(np.isfinite(top_BNT1), top_BNT1, 0), out=masked_BNTS))
+    weights_BNTS = np.exp(np.subtract(masked_BNTS, np.where(top_BNT1 == -np.inf, 0, top_BNT1), out=masked_BNTS))
     sum_BNT1 = weights_BNTS.sum(axis=-1, keepdims=True)
-    weights_BNTS /= np.where(sum_BNT1 > 0, sum_BNT1, 1)
+    weights_BNTS /= np.where(sum_BNT1 == 0, 1, sum_BNT1)
 
     def backward(d_BNTS: Array) -> Sequence[Array | None]:
         pulled_BNTS = weights_BNTS * d_BNTS
@@ -244,7 +249,8 @@ def gelu_tanh(x: Array) -> Array:
 
 def silu(x: Array) -> Array:
     """x sigmoid(x)."""
-    sigmoid = 0.5 * (1 + np.tanh(0.5 * x))  # no overflow on either side
+    small = np.exp(-np.abs(x))  # at most 1: no overflow on either side, and no cancellation
+    sigmoid = np.where(x < 0, small, 1) / (1 + small)
     return record(x * sigmoid, (x,), lambda d: (d * sigmoid * (1 + x * (1 - sigmoid)),))
 
 
@@ -268,15 +274,16 @@ def route(logits_BTE: Array, n_active: int, normalize: bool) -> Array:
 
 
 def weigh(x_BTD: Array, routing_BTE: Array, expert: int) -> Array:
-    """An expert's output times its weight for each token."""
+    """An expert's output times its weight for each token; where that is 0 it is not looked at, as if never computed."""
     weight_BT1 = routing_BTE[..., expert, None]
+    seen_BTD = np.where(weight_BT1 != 0, x_BTD, 0)
 
     def backward(d_BTD: Array) -> Sequence[Array | None]:
         d_routing_BTE = np.zeros_like(routing_BTE)
-        d_routing_BTE[..., expert] = (d_BTD * x_BTD).sum(axis=-1)
+        d_routing_BTE[..., expert] = (d_BTD * seen_BTD).sum(axis=-1)
         return d_BTD * weight_BT1, d_routing_BTE, None
 
-    return record(x_BTD * weight_BT1, (x_BTD, routing_BTE, None), backward)
+    return record(seen_BTD * weight_BT1, (x_BTD, routing_BTE, None), backward)
 
 
 def cross_entropy(logits_BTV: Array, ids_BT: Array, counted_BT: Array) -> Array:

@@ -15,6 +15,8 @@ class AdamW:
     """Updates the parameters in place: decay on matrices alone, clipping at max / (norm + 1e-6)."""
 
     def __init__(self, parameters: dict[str, Array], settings: AdamWSettings):
+        for name, parameter in parameters.items():
+            assert parameter.flags.c_contiguous, f"{name}: a flat view of it is updated"
         self.parameters = parameters
         self.settings = settings
         self.first = {name: np.zeros_like(p) for name, p in parameters.items()}
@@ -26,7 +28,7 @@ class AdamW:
         s = self.settings
         self.finished += 1
         norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))
-        clip = min(1.0, s.max_grad_norm / (norm + 1e-6))
+        clip = float(np.minimum(1.0, s.max_grad_norm / (norm + 1e-6)))  # NaN stays NaN
         unbias_first = 1 / (1 - s.beta1**self.finished)
         unbias_second = 1 / (1 - s.beta2**self.finished)
         for name, parameter in self.parameters.items():

@@ -33,7 +33,12 @@ class Tape:
         _active.reset(self._token)
 
     def gradients(self, output: Array, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """Gradient of a scalar output for each wanted array, by name; an array used twice sums its gradients."""
+        """Gradient of a scalar output for each wanted array, by name; an array used twice sums its gradients.
+
+        The record is used up: once for each tape.
+        """
+        if not self.steps:
+            raise RuntimeError("tape: expected operations, found none: none were run, or their gradients were taken")
         flowing = {id(output): np.ones_like(output)}
         while self.steps:
             outputs, inputs, backward = self.steps.pop()  # popped, so that activations are freed on the way

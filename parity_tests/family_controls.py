@@ -211,7 +211,7 @@ def _(site):
 
 
 variant("ReLU not squared", "jax", *TAPS, BLOOM)(instead("relu_squared", "relu"))
-variant("no factor of the embedding", "numpy", *TAPS, GEMMA)(without("scale"))
+variant("no factor of the embedding", "numpy", *TAPS, GEMMA)(without("scale_rounded"))
 variant("no factor of the logits", "jax", *LOGITS, COHERE)(without("scale"))
 variant("the cap of the logits cut off", "numpy", *LOGITS, GEMMA)(instead("soft_cap", "clip"))
 variant("no bias of a tied head", "torch", *LOGITS, PHI)(with_config(("decoder", "Decoder"), head_bias=False))

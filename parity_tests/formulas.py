@@ -38,6 +38,10 @@ def scale(x, factor):
     return x * factor
 
 
+def scale_rounded(x, factor):
+    return scale(x, factor)
+
+
 def clip(x, limit):
     return np.where(abs(x.real) <= limit, x, limit * np.sign(x.real))
 

@@ -421,6 +421,7 @@ def operation_cases():
     heads_BTNH, logits_BTE = normal((B, T, N, H)), 2 * normal((B, T, 4))
     cases |= {
         "scale": ("scale", x_BTD, 0.3),
+        "scale_rounded": ("scale_rounded", x_BTD, 0.3),
         "clip": ("clip", x_BTD, 0.8),
         "soft_cap": ("soft_cap", 3 * x_BTD, 2.0),
         "plus_one": ("plus_one", normal(D)),

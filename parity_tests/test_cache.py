@@ -56,7 +56,7 @@ def test_capacity_is_unread(place):
 def test_learned_positions_end_in_the_cache(place):
     model = ladder.load(UNKIND, place)
     cache = model.new_cache(5, 20)
-    cache.filled = 11
+    cache.mask_BS = np.ones((5, 11), bool)
     with pytest.raises(InputError, match="at most max_seq_len 11"):
         model.extend(cache, np.zeros((5, 1), int))
 

@@ -190,7 +190,7 @@ def recorded(ops):
 def operation_cases():
     """The ladder's cases that round, but for norms that differ in their weights alone, and linear layers whose sums are
     long enough for a lost bit to show."""
-    left_out = ("embed", "dropout", "relu", "clip", "split_heads", "merge_heads", "rms_norm_wide")
+    left_out = ("embed", "dropout", "relu", "clip", "split_heads", "merge_heads", "rms_norm_wide", "scale_rounded")
     cases = {
         case: given for case, given in ladder.operation_cases().items()
         if given[0] not in left_out and not case.endswith(("of heads", "without weight"))

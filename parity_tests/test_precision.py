@@ -71,7 +71,28 @@ def test_wide_rms_norm_rounds_after_the_weight(place):
 # The root of 3072, with which Gemma's embeddings are scaled, is 55.5 in bfloat16; unrounded it would give 608. Exact.
 @pytest.mark.parametrize("place", ladder.place_params(["torch", "jax"]))
 def test_a_factor_is_rounded_before_it_multiplies(place):
-    ladder.check_number(place, "scale", [np.full((1, 1, 2), 11.0), 55.42562584], 0, 612.0, 0, "bfloat16")
+    ladder.check_number(place, "scale_rounded", [np.full((1, 1, 2), 11.0), 55.42562584], 0, 612.0, 0, "bfloat16")
+
+
+# Granite's factor of the residual branches, 0.22, is a number of Python: 12.98 is 13 in bfloat16. With a rounded factor
+# it would be 12.9375. Exact.
+@pytest.mark.parametrize("place", ladder.place_params(["torch", "jax"]))
+def test_other_factors_are_not_rounded(place):
+    ladder.check_number(place, "scale", [np.full((1, 1, 2), 59.0), 0.22], 0, 13.0, 0, "bfloat16")
+
+
+# 1728 / sqrt(192) is 124.708, and 124.5 in bfloat16; with a rounded root 125. Exact.
+@pytest.mark.parametrize("place", ladder.place_params(["torch", "jax"]))
+def test_the_scale_of_scores_is_not_rounded(place):
+    q, k = np.full((1, 1, 1, 192), 1.0), np.full((1, 1, 1, 192), 9.0)
+    ladder.check_number(place, "attention_scores", [q, k, 192**-0.5], 0, 124.5, 0, "bfloat16")
+
+
+# 15.7 tanh(17 / 15.7) is 12.4695, and 12.5 in bfloat16; with a rounded cap 12.4375. Exact. PyTorch rounds each of three
+# steps, and so does transformers.
+@pytest.mark.parametrize("place", ladder.place_params(["jax"]))
+def test_a_cap_is_not_rounded(place):
+    ladder.check_number(place, "soft_cap", [np.full((1, 1, 2), 17.0), 15.7], 0, 12.5, 0, "bfloat16")
 
 
 # F05: outside the root 0.99010. Five decimals are given.

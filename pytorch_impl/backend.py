@@ -1,7 +1,9 @@
 """What the rest of the product sees of this implementation: the Backend contract, kept with PyTorch."""
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +14,10 @@ from pytorch_impl.cache import Cache
 from pytorch_impl.decoder import Decoder
 from pytorch_impl.loss import language_model_loss
 from pytorch_impl.optimizer import AdamW, ExactAdamW
-from samelogits.backend import Model, check_request
+from samelogits.backend import Model, check_request, take_parameters
 from samelogits.batch import Batch, Targets
 from samelogits.config import DecoderConfig
-from samelogits.exactness import FlushedParameters, self_test
+from samelogits.exactness import self_test
 from samelogits.schedule import AdamWSettings
 from samelogits.taps import Tap
 
@@ -23,12 +25,23 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 _ARITHMETICS = {"native": native, "exact": exact, "exact-compact": exact_compact}
 
 
+def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method with autocast and inference mode switched off, the caller's settings untouched."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = torch.device(self.device).type
+        with torch.inference_mode(False), torch.autocast(kind, enabled=False):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class TorchModel(Model):
     """A decoder in PyTorch on one device."""
 
     backend = "torch"
 
-    @torch.inference_mode(False)
     def __init__(
         self,
         config: DecoderConfig,
@@ -38,13 +51,20 @@ class TorchModel(Model):
         arithmetic: str,
     ):
         self.config, self.dtype, self.device, self.arithmetic = config, dtype, device, arithmetic
+        self._build(parameters)
+
+    @_scoped
+    def _build(self, parameters: Mapping[str, np.ndarray]) -> None:
         if self.exact:
-            self_test(exact_primitives, lambda array: torch.tensor(array, device=self.device), self.to_numpy)
-        self.decoder = Decoder(config, _ARITHMETICS[arithmetic], lambda name: self.from_numpy(parameters[name]))
+            self_test(exact_primitives, self._place_ids, self.to_numpy)
+        self.decoder = Decoder(
+            self.config, _ARITHMETICS[self.arithmetic], lambda name: self.from_numpy(parameters[name])
+        )
 
     def from_numpy(self, array: np.ndarray) -> Tensor:
         """A copy on the device, in the model's dtype."""
-        wide = torch.tensor(array, device="cpu")  # differs: copies
+        native = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+        wide = torch.tensor(native, device="cpu")  # differs: copies
         return wide.to(dtype=_DTYPES[self.dtype], device=self.device)
 
     def to_numpy(self, array: Tensor) -> np.ndarray:
@@ -57,22 +77,25 @@ class TorchModel(Model):
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value) for name, value in self.decoder.named_parameters()}
 
+    @_scoped
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         with torch.device(self.device):
             return Cache(self.config, batch_size, capacity, _DTYPES[self.dtype])
 
+    @_scoped
     @torch.no_grad()
     def run_forward(self, batch: Batch, cache: Cache | None, tap: Tap) -> Tensor:
         return self.decoder(self._place(batch), cache, tap)
 
+    @_scoped
     @torch.no_grad()
     def run_loss(self, batch: Batch, targets: Targets) -> float:
-        return language_model_loss(self.decoder, self._place(batch), targets.convert(self._exact)).item()
+        return language_model_loss(self.decoder, self._place(batch), targets.convert(self._place_ids)).item()
 
-    @torch.inference_mode(False)
+    @_scoped
     @torch.enable_grad()
     def run_gradients(self, batch: Batch, targets: Targets) -> tuple[float, dict[str, Tensor]]:
-        loss = language_model_loss(self.decoder, self._place(batch), targets.convert(self._exact))
+        loss = language_model_loss(self.decoder, self._place(batch), targets.convert(self._place_ids))
         named = dict(self.decoder.named_parameters())
         gradients = torch.autograd.grad(loss, list(named.values()))
         return loss.item(), dict(zip(named, gradients, strict=True))
@@ -80,19 +103,25 @@ class TorchModel(Model):
     def export_gradients(self, gradients: dict[str, Tensor]) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value) for name, value in gradients.items()}
 
+    @_scoped
     def prepare_weights(self) -> None:
         for module in self.decoder.modules():
             if getattr(module, "prepared", None) is not None:
                 module.prepared = module.ops.prepare(module.weight)
 
+    @_scoped
     def new_optimizer(self, settings: AdamWSettings) -> AdamW | ExactAdamW:
         return (ExactAdamW if self.exact else AdamW)(dict(self.decoder.named_parameters()), settings)
 
-    def _exact(self, array: np.ndarray) -> Tensor:
+    @_scoped
+    def run_update(self, optimizer: AdamW | ExactAdamW, gradients: dict[str, Tensor], learning_rate: float) -> float:
+        return optimizer.step(gradients, learning_rate)
+
+    def _place_ids(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.device)
 
     def _place(self, batch: Batch) -> Batch:
-        return batch.convert(self._exact, self.from_numpy)
+        return batch.convert(self._place_ids, self.from_numpy)
 
 
 class TorchBackend:
@@ -132,9 +161,7 @@ class TorchBackend:
         arithmetic: str = "native",
     ) -> TorchModel:
         place = check_request(self, dtype, device, arithmetic)
-        if arithmetic != "native":
-            parameters = FlushedParameters(parameters)
-        return TorchModel(config, parameters, dtype, place, arithmetic)
+        return TorchModel(config, take_parameters(config, parameters, arithmetic), dtype, place, arithmetic)
 
 
 backend = TorchBackend()

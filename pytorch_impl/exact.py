@@ -88,6 +88,11 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return times(x, as_float32(factor))
 
 
+def scale_rounded(x: Tensor, factor: float) -> Tensor:
+    """The same: scale has its number rounded."""
+    return scale(x, factor)
+
+
 @differentiable(lambda d, y, x, limit: (torch.where(x.abs() <= as_float32(limit), d, 0), None))
 def clip(x: Tensor, limit: float) -> Tensor:
     """x held between -limit and limit."""
@@ -102,7 +107,7 @@ def _soft_cap_backward(d: Tensor, y: Tensor, x: Tensor, cap: float) -> Gradients
 
 @differentiable(_soft_cap_backward)
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """x / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
+    """x times 1 / cap, rounded, its tanh, correctly rounded, times cap, rounded."""
     return times(primitives.tanh(times(x, 1 / cap)), cap)
 
 

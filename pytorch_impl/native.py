@@ -12,7 +12,7 @@ def prepare(weight_OI: Tensor) -> None:
 
 
 def fan_out(x: Tensor, n: int) -> tuple[Tensor, ...]:
-    """x for n uses; whoever adds up its gradients chooses the order."""
+    """x, n times; the framework adds up the gradients of its uses, in an order of its own."""
     return (x,) * n
 
 
@@ -32,7 +32,12 @@ def multiply(x: Tensor, y: Tensor) -> Tensor:
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
-    """x times a number, which is rounded to the dtype of x."""
+    """x times a number."""
+    return x * factor
+
+
+def scale_rounded(x: Tensor, factor: float) -> Tensor:
+    """x times a number that is itself rounded to the dtype of x."""
     return x * x.new_tensor(factor)
 
 
@@ -153,24 +158,25 @@ def silu(x: Tensor) -> Tensor:
 def route(logits_BTE: Tensor, n_active: int, normalize: bool) -> Tensor:
     """Softmax over experts, all but the n_active largest set to 0, the rest made to add up to 1 or left as they are."""
     probabilities_BTE = torch.softmax(_wide(logits_BTE), dim=-1)
-    chosen_BTA = logits_BTE.argsort(dim=-1, descending=True, stable=True)[..., :n_active]
-    kept_BTE = torch.zeros_like(probabilities_BTE).scatter(-1, chosen_BTA, probabilities_BTE.gather(-1, chosen_BTA))
+    chosen_BTE = (-logits_BTE).argsort(dim=-1, stable=True).argsort(dim=-1) < n_active
+    kept_BTE = torch.where(chosen_BTE, probabilities_BTE, 0)
     if normalize:
         kept_BTE = kept_BTE / kept_BTE.sum(dim=-1, keepdim=True)
     return kept_BTE.to(logits_BTE.dtype)
 
 
 def weigh(x_BTD: Tensor, routing_BTE: Tensor, expert: int) -> Tensor:
-    """An expert's output times its weight for each token."""
-    return x_BTD * routing_BTE[..., expert, None]
+    """An expert's output times its weight for each token; where that is 0 it is not looked at, as if never computed."""
+    weight_BT1 = routing_BTE[..., expert, None]
+    return torch.where(weight_BT1 != 0, x_BTD, 0) * weight_BT1
 
 
 def cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Tensor:
     """Mean over counted targets of log(sum(exp(logits))) - logits[target], in nats."""
     wide_BTV = _wide(logits_BTV)
     shifted_BTV = wide_BTV - wide_BTV.detach().amax(dim=-1, keepdim=True)
-    # Not torch.log_softmax, which adds equal terms in order: with 262,144 tokens it may be off by 1e-4.
-    picked_BT = shifted_BTV.gather(-1, ids_BT[..., None])[..., 0] - shifted_BTV.logsumexp(dim=-1)
+    log_sum_BT = shifted_BTV.logsumexp(dim=-1)  # differs: log-softmax
+    picked_BT = shifted_BTV.gather(-1, ids_BT[..., None])[..., 0] - log_sum_BT
     return -torch.where(counted_BT, picked_BT, 0).sum() / counted_BT.sum()
 
 

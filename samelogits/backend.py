@@ -14,6 +14,8 @@ import numpy as np
 from samelogits.batch import IGNORE_INDEX, Batch, Targets, check_ids, check_mask, check_targets, prepare
 from samelogits.config import SIZE_LIMIT, DecoderConfig
 from samelogits.errors import BackendError, InputError
+from samelogits.exactness import FlushedParameters
+from samelogits.parameters import CheckedParameters
 from samelogits.sampling import SamplingSettings, choose
 from samelogits.schedule import AdamWSettings, learning_rate
 from samelogits.taps import Tap, no_tap
@@ -53,6 +55,8 @@ class Backend(Protocol):
         arithmetic: str = "native",
     ) -> Model:
         """A model with these parameters, each read from the mapping once and copied to the device in dtype.
+
+        Names and shapes are those of samelogits.parameters.parameter_shapes; any other is a CheckpointError.
 
         arithmetic: "native", the framework's own kernels; "exact", where every operation has one right answer; or
         "exact-compact", the same in half the memory for weights (8 bytes each rather than 16 beside its float32).
@@ -97,7 +101,7 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def new_cache(self, batch_size: int, capacity: int) -> Any:
-        """An empty key/value cache with .batch_size, .capacity and .filled."""
+        """An empty key/value cache with .batch_size, .capacity, .filled and the mask of what it holds, .mask_BS."""
 
     @abc.abstractmethod
     def run_forward(self, batch: Batch, cache: Any, tap: Tap) -> Any:
@@ -122,6 +126,10 @@ class Model(abc.ABC):
     @abc.abstractmethod
     def new_optimizer(self, settings: AdamWSettings) -> Optimizer:
         """The framework's AdamW over this model's parameters."""
+
+    @abc.abstractmethod
+    def run_update(self, optimizer: Any, gradients: Any, learning_rate: float) -> float:
+        """One step of an optimizer that new_optimizer made."""
 
     @abc.abstractmethod
     def to_numpy(self, array: Any) -> np.ndarray:
@@ -181,13 +189,22 @@ class Model(abc.ABC):
     def extend(self, cache: Any, tokens: Any, attention_mask: Any = None) -> np.ndarray:
         """Logits [B, T, V] of a further chunk of any length; the cache then holds it.
 
-        attention_mask: [B, cache.filled + T], over the cached tokens too. Raises InputError when the cache is full.
+        attention_mask: [B, cache.filled + T], over the cached tokens too; by default these keep theirs and the new ones
+        are real. The rotary scalings dynamic and longrope take a chunk's frequencies from its last position, as
+        transformers does, so that chunks may differ from the whole. Raises InputError when the cache is full.
         """
-        rows = len(check_ids(tokens, "tokens", self.config.vocab_size))
-        if rows != cache.batch_size:
-            raise InputError(f"tokens: expected {cache.batch_size} rows, as the cache has, found {rows}")
-        batch = prepare(self.config, tokens, attention_mask, filled=cache.filled, key_slots=cache.capacity)
-        return self._run(batch, cache)
+        B, T = check_ids(tokens, "tokens", self.config.vocab_size).shape
+        if cache.batch_size != B:
+            raise InputError(f"tokens: expected {cache.batch_size} rows, as the cache has, found {B}")
+        if attention_mask is None:
+            attention_mask = np.concatenate([cache.mask_BS, np.ones((B, T), bool)], axis=1)
+        mask_BS = check_mask(attention_mask, (B, cache.filled + T))
+        if not np.array_equal(mask_BS[:, : cache.filled], cache.mask_BS):
+            raise InputError("attention_mask: expected that of the cached tokens unchanged, found another")
+        batch = prepare(self.config, tokens, mask_BS, filled=cache.filled, key_slots=cache.capacity)
+        logits = self._run(batch, cache)
+        cache.mask_BS = mask_BS
+        return logits
 
     def generate(
         self,
@@ -226,12 +243,13 @@ class Model(abc.ABC):
         ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
         check_ids(ends, "eos_token_id", self.config.vocab_size)
         limit = self.config.position_limit
-        needed = int(mask.sum(1).max(initial=0)) + max_new_tokens
+        fed = max(max_new_tokens - 1, 0)  # the last one is not read any more
+        needed = int(mask.sum(1).max(initial=0)) + fed
         if limit is not None and needed > limit:
             raise InputError(f"max_new_tokens: expected at most max_seq_len {limit} positions in all, found {needed}")
         pad = pad_token_id if pad_token_id is not None else (ends[0] if ends else 0)
         check_ids([pad], "pad_token_id", self.config.vocab_size)
-        cache = self.new_cache(B, T + max_new_tokens) if use_cache else None
+        cache = self.new_cache(B, T + fed) if use_cache else None
         done = np.zeros(B, bool)
         for step in range(max_new_tokens):
             if cache is None:
@@ -288,7 +306,7 @@ class Trainer:
         batch, checked = self.model._training_input(tokens, targets, ignore_index, attention_mask, key)
         loss, gradients = self.model.run_gradients(batch, checked)
         rate = learning_rate(self.settings, self.finished_steps)
-        norm = self._optimizer.step(gradients, rate)
+        norm = self.model.run_update(self._optimizer, gradients, rate)
         self.model.prepare_weights()
         self.finished_steps += 1
         return StepResult(loss, norm, rate)
@@ -349,3 +367,11 @@ def check_request(backend: Backend, dtype: str, device: str | None, arithmetic: 
     if device is not None and device not in devices:
         raise BackendError(f"device: expected one of {', '.join(devices)} for {backend.name}, found {device!r}")
     return devices[0] if device is None else device
+
+
+def take_parameters(
+    config: DecoderConfig, parameters: Mapping[str, np.ndarray], arithmetic: str
+) -> Mapping[str, np.ndarray]:
+    """The parameters as a model in this arithmetic reads them, each once."""
+    checked = CheckedParameters(config, parameters)
+    return checked if arithmetic == "native" else FlushedParameters(checked)

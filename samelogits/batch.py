@@ -41,8 +41,8 @@ class Batch:
     sinusoids_BTD: Any | None
     dropout: dict[str, Any]
 
-    def convert(self, exact: Callable[[np.ndarray], Any], values: Callable[[np.ndarray], Any]) -> Batch:
-        """The same batch in a framework's arrays. exact: for ids and flags; values: for numbers, in its dtype."""
+    def convert(self, ids: Callable[[np.ndarray], Any], values: Callable[[np.ndarray], Any]) -> Batch:
+        """The same batch in a framework's arrays. ids: for ids and flags; values: for numbers, in the model's dtype."""
 
         def table(array: Any | None) -> Any | None:
             return None if array is None else values(array)
@@ -51,10 +51,10 @@ class Batch:
             return None if arrays is None else (values(arrays[0]), values(arrays[1]))
 
         return Batch(
-            exact(self.tokens_BT),
-            exact(self.positions_BT),
-            exact(self.visible_BTS),
-            None if self.near_BTS is None else exact(self.near_BTS),
+            ids(self.tokens_BT),
+            ids(self.positions_BT),
+            ids(self.visible_BTS),
+            None if self.near_BTS is None else ids(self.near_BTS),
             pair(self.rotary),
             pair(self.local_rotary),
             table(self.alibi_BNTS),
@@ -81,9 +81,9 @@ class Targets:
     ids_BT: Any
     counted_BT: Any
 
-    def convert(self, exact: Callable[[np.ndarray], Any]) -> Targets:
+    def convert(self, ids: Callable[[np.ndarray], Any]) -> Targets:
         """The same targets in a framework's arrays."""
-        return Targets(exact(self.ids_BT), exact(self.counted_BT))
+        return Targets(ids(self.ids_BT), ids(self.counted_BT))
 
 
 def prepare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +142,29 @@ def check_parameters(config: DecoderConfig, found: Mapping[str, Shape], where: s
         if name in found and tuple(found[name]) != expected[name]
     ]
     raise_faults(faults, where)
+
+
+class CheckedParameters(Mapping[str, np.ndarray]):
+    """Parameters by canonical name: all that a config has and no more, and each, when it is read, of its shape.
+
+    Raises CheckpointError. A backend that took another shape would broadcast it, or clamp the ids that it lacks.
+    """
+
+    def __init__(self, config: DecoderConfig, parameters: Mapping[str, np.ndarray]):
+        self._parameters, self._shapes = parameters, parameter_shapes(config)
+        check_parameters(config, {name: self._shapes.get(name, ()) for name in parameters}, "parameters")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array, shape = self._parameters[name], self._shapes[name]
+        if array.shape != shape:
+            raise CheckpointError(f"parameters: {name}: expected shape {shape}, found {array.shape}")
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 def raise_faults(faults: Iterable[str], where: str, shown: int = 8) -> None:

@@ -39,10 +39,11 @@ def choose(logits_BV: np.ndarray, seen: Sequence[np.ndarray], settings: Sampling
     """Next token ids [B] from logits [B, V]; seen holds each row's real tokens so far (no padding).
 
     Ties go to the lowest id. A row's choice depends on its own logits, its index, the seed and the step alone.
-    Raises InputError for a logit that is NaN.
+    Raises InputError unless the largest logit of each row is finite.
     """
-    if np.isnan(logits_BV).any():
-        raise InputError("logits: expected numbers, found NaN")
+    for top in logits_BV.max(axis=1):  # which is NaN if one is
+        if not np.isfinite(top):
+            raise InputError(f"logits: expected rows whose largest is finite, found {top}")
     chosen = [_choose_row(row, seen[b], settings, b, step) for b, row in enumerate(logits_BV.astype(np.float64))]
     return np.array(chosen, np.int64)
 
@@ -57,7 +58,8 @@ def _choose_row(logits_V: np.ndarray, seen: np.ndarray, settings: SamplingSettin
     order = np.argsort(-logits_V, kind="stable")  # descending; ties in the order of ids
     if settings.top_k is not None:
         order = order[: settings.top_k]
-    scaled = (logits_V[order] - logits_V[order[0]]) / settings.temperature
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the largest alone
+        scaled = (logits_V[order] - logits_V[order[0]]) / settings.temperature
     cumulative = np.cumsum(np.exp(scaled))
     if settings.top_p is not None:
         kept = int(np.searchsorted(cumulative, settings.top_p * cumulative[-1])) + 1

@@ -223,7 +223,7 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         return run
 
     for names, wrap in (
-        (("add", "multiply", "scale", "plus_one", "relu_squared", "weigh"), stored),
+        (("add", "multiply", "scale", "scale_rounded", "plus_one", "relu_squared", "weigh"), stored),
         ("soft_cap", soft_cap),
         ("linear", linear),
         ("attention_scores", product(lambda q, k, scale: q.shape[-1], score_squares)),

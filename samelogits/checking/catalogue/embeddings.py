@@ -64,7 +64,7 @@ def _narrow(config: DecoderConfig) -> bool:
 def _scale(v: Variant, change: Callable[[float], float]) -> None:
     """Another factor of the embeddings."""
     v.places = ["stack"]
-    v.exchange("scale", lambda right: lambda x, factor: right(x, change(factor)))
+    v.exchange("scale_rounded", lambda right: lambda x, factor: right(x, change(factor)))
 
 
 @mistake("SL601", "token embeddings are multiplied by sqrt(D)", _unscaled, local=False)

@@ -20,8 +20,8 @@ MATRICES = tuple(
     for part in ("proj", "router", "embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head")
 )
 EVERYTHING = (
-    *PRODUCTS, *ACTIVATIONS, *NORMS, "embed", "add", "multiply", "scale", "soft_cap", "plus_one", "rotate",
-    "attention_weights", "route", "weigh",
+    *PRODUCTS, *ACTIVATIONS, *NORMS, "embed", "add", "multiply", "scale", "scale_rounded", "soft_cap", "plus_one",
+    "rotate", "attention_weights", "route", "weigh",
 )  # fmt: skip
 
 
