@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from samelogits.backend import get_backend
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.parameters import initial_parameters
 from samelogits.presets import PRESETS, preset
 from samelogits.taps import no_tap
@@ -30,7 +30,7 @@ def main() -> None:
     for arithmetic in ("native", "exact-compact"):
         model = get_backend("jax").load(config, parameters, "float32", "cpu", arithmetic)
         with jax.enable_x64(True):
-            batch = model._place(prepare(config, [[*range(TOKENS)]]))
+            batch = model._place(make_batch(config, [[*range(TOKENS)]]))
             graphs, states = zip(*(nnx.split(layer) for layer in model.decoder.model.layers), strict=True)
             weights = jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *states)
             x_BTD = model.decoder.ops.embed(batch.tokens_BT, model.decoder.model.embed_tokens.weight[...])

@@ -14,7 +14,7 @@ from samelogits.taps import Tap
 
 
 class Attention(nnx.Module):
-    """Projects to queries, keys and values, mixes the values by softmax(scale q k^T), projects back."""
+    """[B, T, D] to the same: projects to queries, keys, values, mixes these by softmax(scale q k^T), projects back."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, index: int, load: Load):
         self.config = config
@@ -64,9 +64,9 @@ class Attention(nnx.Module):
         scores_BNTS = tap(f"{self.name}.scores", scores_BNTS)
         weights_BNTS = self.ops.attention_weights(scores_BNTS, batch.visible(config, self.index))
         weights_BNTS = tap(f"{self.name}.weights", weights_BNTS)
-        mixed_BTE = self.ops.merge_heads(self.ops.attention_mix(weights_BNTS, v_BSKH))
-        mixed_BTE = tap(f"{self.name}.mixed", mixed_BTE)
-        output_BTD = self.o_proj(mixed_BTE)
+        mixed_BTM = self.ops.merge_heads(self.ops.attention_mix(weights_BNTS, v_BSKH))
+        mixed_BTM = tap(f"{self.name}.mixed", mixed_BTM)
+        output_BTD = self.o_proj(mixed_BTM)
         return tap(f"{self.name}.output", output_BTD)
 
     def normed(self, norm: LayerNorm | RMSNorm, x_BTNH: Array) -> Array:

@@ -17,7 +17,7 @@ from samelogits.taps import Tap
 
 
 class Block(nnx.Module):
-    """x + f(x) twice, or x + f(x) + g(x), with norms where the config places them."""
+    """[B, T, D] to the same: x + f(x) twice, or x + f(x) + g(x), with norms where the config places them."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, index: int, load: Load):
         self.config = config

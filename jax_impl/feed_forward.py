@@ -11,7 +11,7 @@ from samelogits.taps import Tap, no_tap
 
 
 class FeedForward(nnx.Module):
-    """down(act(up(x))), or gated down(act(gate(x)) * up(x)) (Shazeer, 2020)."""
+    """[B, T, D] to the same: down(act(up(x))), or gated down(act(gate(x)) * up(x)) (Shazeer, 2020)."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load):
         self.config = config
@@ -40,9 +40,9 @@ class FeedForward(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """A sum of feed-forward layers, weighed by a router that gives most of them no weight (Shazeer et al., 2017).
+    """A sum of feed-forward layers, weighted by a router that gives most of them no weight (Shazeer et al., 2017).
 
-    All are computed, in order: what a token's weights leave out is multiplied by 0.
+    [B, T, D] to the same. All are computed, in order; where a token's weight is 0 the output is not looked at.
     """
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load):

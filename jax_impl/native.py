@@ -81,10 +81,10 @@ def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: None 
 
 
 @partial(jax.jit, static_argnames="n_heads")
-def split_heads(x_BTE: Array, n_heads: int) -> Array:
+def split_heads(x_BTM: Array, n_heads: int) -> Array:
     """[B, T, N * H] to [B, T, N, H]."""
-    B, T, E = x_BTE.shape
-    return x_BTE.reshape(B, T, n_heads, E // n_heads)
+    B, T, M = x_BTM.shape
+    return x_BTM.reshape(B, T, n_heads, M // n_heads)
 
 
 @jax.jit
@@ -95,13 +95,13 @@ def merge_heads(x_BTNH: Array) -> Array:
 
 
 @jax.jit
-def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    """Rotary positions, half-split: element i turns together with element i + R (Su et al., 2021); those from 2 R on
+def rotate(x_BTNH: Array, cos_BTP: Array, sin_BTP: Array) -> Array:
+    """Rotary positions, half-split: element i turns together with element i + P (Su et al., 2021); those from 2 P on
     stay."""
-    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    R = cos_BTR.shape[-1]
-    first, second, rest = jnp.split(x_BTNH, (R, 2 * R), axis=-1)
-    turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+    cos_BT1P, sin_BT1P = cos_BTP[:, :, None], sin_BTP[:, :, None]
+    P = cos_BTP.shape[-1]
+    first, second, rest = jnp.split(x_BTNH, (P, 2 * P), axis=-1)
+    turned = [first * cos_BT1P - second * sin_BT1P, second * cos_BT1P + first * sin_BT1P]
     return jnp.concatenate([*turned, rest], axis=-1)
 
 

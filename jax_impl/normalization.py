@@ -10,7 +10,7 @@ from samelogits.config import DecoderConfig
 
 
 class LayerNorm(nnx.Module):
-    """Mean and variance removed, then weight and bias."""
+    """Brought to mean 0 and variance 1, then weight and bias."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load, bias: bool):
         self.ops = ops
@@ -29,7 +29,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root mean square removed, then weight."""
+    """Divided by the root mean square, then weight. It has no bias."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load, bias: bool):
         self.ops = ops

@@ -140,21 +140,21 @@ def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: Slice
     return y_RO.reshape(*x_BTI.shape[:-1], y_RO.shape[-1])
 
 
-def _rotate_backward(d_BTNH: Array, y_BTNH: Array, x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Gradients:
-    return _turn(d_BTNH, wide(cos_BTR), -wide(sin_BTR)), None, None
+def _rotate_backward(d_BTNH: Array, y_BTNH: Array, x_BTNH: Array, cos_BTP: Array, sin_BTP: Array) -> Gradients:
+    return _turn(d_BTNH, wide(cos_BTP), -wide(sin_BTP)), None, None
 
 
 @differentiable(_rotate_backward)
-def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    """Rotary positions, half-split; both products are exact, their sum is rounded. Elements from 2 R on stay."""
-    return _turn(x_BTNH, wide(cos_BTR), wide(sin_BTR))
+def rotate(x_BTNH: Array, cos_BTP: Array, sin_BTP: Array) -> Array:
+    """Rotary positions, half-split; both products are exact, their sum is rounded. Elements from 2 P on stay."""
+    return _turn(x_BTNH, wide(cos_BTP), wide(sin_BTP))
 
 
-def _turn(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    R = cos_BTR.shape[-1]
-    first, second, rest = np.split(wide(x_BTNH), (R, 2 * R), axis=-1)
-    turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+def _turn(x_BTNH: Array, cos_BTP: Array, sin_BTP: Array) -> Array:
+    cos_BT1P, sin_BT1P = cos_BTP[:, :, None], sin_BTP[:, :, None]
+    P = cos_BTP.shape[-1]
+    first, second, rest = np.split(wide(x_BTNH), (P, 2 * P), axis=-1)
+    turned = [first * cos_BT1P - second * sin_BT1P, second * cos_BT1P + first * sin_BT1P]
     return rounded(np.concatenate([*turned, rest], axis=-1))
 
 

@@ -98,10 +98,10 @@ def linear(x_BTI: Array, weight_OI: Array, bias_O: Array | None, prepared: None 
     return record(y_RO.reshape(*x_BTI.shape[:-1], len(weight_OI)), (x_BTI, weight_OI, bias_O), backward)
 
 
-def split_heads(x_BTE: Array, n_heads: int) -> Array:
+def split_heads(x_BTM: Array, n_heads: int) -> Array:
     """[B, T, N * H] to [B, T, N, H]."""
-    B, T, E = x_BTE.shape
-    return record(x_BTE.reshape(B, T, n_heads, E // n_heads), (x_BTE,), lambda d: (d.reshape(x_BTE.shape),))
+    B, T, M = x_BTM.shape
+    return record(x_BTM.reshape(B, T, n_heads, M // n_heads), (x_BTM,), lambda d: (d.reshape(x_BTM.shape),))
 
 
 def merge_heads(x_BTNH: Array) -> Array:
@@ -110,19 +110,19 @@ def merge_heads(x_BTNH: Array) -> Array:
     return record(x_BTNH.reshape(B, T, N * H), (x_BTNH,), lambda d: (d.reshape(x_BTNH.shape),))
 
 
-def rotate(x_BTNH: Array, cos_BTR: Array, sin_BTR: Array) -> Array:
-    """Rotary positions, half-split: element i turns together with element i + R (Su et al., 2021); those from 2 R on
+def rotate(x_BTNH: Array, cos_BTP: Array, sin_BTP: Array) -> Array:
+    """Rotary positions, half-split: element i turns together with element i + P (Su et al., 2021); those from 2 P on
     stay."""
-    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    R = cos_BTR.shape[-1]
+    cos_BT1P, sin_BT1P = cos_BTP[:, :, None], sin_BTP[:, :, None]
+    P = cos_BTP.shape[-1]
 
-    def turn(y_BTNH: Array, sin_BT1R: Array) -> Array:
-        first, second, rest = np.split(y_BTNH, (R, 2 * R), axis=-1)
-        turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+    def turn(y_BTNH: Array, sin_BT1P: Array) -> Array:
+        first, second, rest = np.split(y_BTNH, (P, 2 * P), axis=-1)
+        turned = [first * cos_BT1P - second * sin_BT1P, second * cos_BT1P + first * sin_BT1P]
         return np.concatenate([*turned, rest], axis=-1)
 
     # A rotation's transpose is the rotation back.
-    return record(turn(x_BTNH, sin_BT1R), (x_BTNH, None, None), lambda d: (turn(d, -sin_BT1R), None, None))
+    return record(turn(x_BTNH, sin_BT1P), (x_BTNH, None, None), lambda d: (turn(d, -sin_BT1P), None, None))
 
 
 def attention_scores(q_BTNH: Array, k_BSKH: Array, scale: float) -> Array:

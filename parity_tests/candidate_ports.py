@@ -7,7 +7,7 @@ import numpy as np
 from checkpoint_files import GPT2, LLAMA
 
 from samelogits.backend import get_backend
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.checking.candidates import Candidate, check_output
 from samelogits.checking.probe import make_probe
 from samelogits.checkpoints.checkpoint import Checkpoint
@@ -52,7 +52,7 @@ def assert_is_model(candidate, config, absent=(), mask=MASK):
     wanted = [name for name in tap_names(config) if name.rpartition(".")[2] not in absent]
     assert sorted(output.taps) == sorted(wanted)
     assert np.array_equal(output.taps["logits"], output.logits)
-    visible = prepare(config, probe.tokens_BT, mask).visible_BTS & probe.mask_BT[:, :, None]
+    visible = make_batch(config, probe.tokens_BT, mask).visible_BTS & probe.mask_BT[:, :, None]
     for name in wanted:
         found, known_array = output.taps[name], expected[name]
         if name.endswith(("scores", "weights")):

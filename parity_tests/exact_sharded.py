@@ -100,14 +100,14 @@ def jax_main():
     from flax import nnx
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from samelogits.batch import prepare
+    from samelogits.batch import make_batch
     from samelogits.taps import no_tap
 
     jax.config.update("jax_enable_x64", True)
     arrays, found = inputs(), {}
     model = get_backend("jax").load(DECODER, random_parameters(DECODER, 5), "float32", "cpu", "exact")
     graph, state = nnx.split(model.decoder)
-    batch = model._place(prepare(DECODER, ladder.tokens(DECODER, SHAPE), MASK))
+    batch = model._place(make_batch(DECODER, ladder.tokens(DECODER, SHAPE), MASK))
 
     def run(name, function, arguments, axes, n_devices):
         """Jitted with its arguments spread along these axes; its results, and whether partial sums were added."""

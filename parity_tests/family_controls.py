@@ -43,13 +43,13 @@ def with_batch(change):
     """A planting function: change(batch, config, filled) is what the decoder reads."""
 
     def plant(site):
-        def prepare(old):
+        def make_batch(old):
             def run(config, *given, filled=0, **named):
                 return change(old(config, *given, filled=filled, **named), config, filled)
 
             return run
 
-        site.replace("samelogits.backend", "prepare", prepare)
+        site.replace("samelogits.backend", "make_batch", make_batch)
 
     return plant
 
@@ -160,10 +160,10 @@ variant("ALiBi turned around", "numpy", *TAPS, BLOOM)(
 
 @variant("window a token too wide", "all three", *TAPS, GEMMA)
 def _(site):
-    def prepare(old):
+    def make_batch(old):
         return lambda config, *given, **named: old(replace(config, sliding_window=4), *given, **named)
 
-    site.replace("samelogits.backend", "prepare", prepare)
+    site.replace("samelogits.backend", "make_batch", make_batch)
 
 
 @variant("pairs over the whole head, of which a part is turned", "torch", *TAPS, PHI)

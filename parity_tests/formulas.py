@@ -63,20 +63,20 @@ def linear(x_BTI, weight_OI, bias_O):
     return y_BTO if bias_O is None else y_BTO + bias_O
 
 
-def split_heads(x_BTE, n_heads):
-    return np.stack(np.split(x_BTE, n_heads, axis=-1), axis=2)
+def split_heads(x_BTM, n_heads):
+    return np.stack(np.split(x_BTM, n_heads, axis=-1), axis=2)
 
 
 def merge_heads(x_BTNH):
     return np.concatenate(list(np.moveaxis(x_BTNH, 2, 0)), axis=-1)
 
 
-def rotate(x_BTNH, cos_BTR, sin_BTR):
-    """Each pair (x[i], x[i + R]) turned by its 2 x 2 matrix, all other elements left alone."""
-    y_BTNH = x_BTNH.astype(np.result_type(x_BTNH, cos_BTR))
-    half = cos_BTR.shape[-1]
+def rotate(x_BTNH, cos_BTP, sin_BTP):
+    """Each pair (x[i], x[i + P]) turned by its 2 x 2 matrix, all other elements left alone."""
+    y_BTNH = x_BTNH.astype(np.result_type(x_BTNH, cos_BTP))
+    half = cos_BTP.shape[-1]
     for i in range(half):
-        a, b, c, s = x_BTNH[..., i], x_BTNH[..., i + half], cos_BTR[:, :, i, None], sin_BTR[:, :, i, None]
+        a, b, c, s = x_BTNH[..., i], x_BTNH[..., i + half], cos_BTP[:, :, i, None], sin_BTP[:, :, i, None]
         y_BTNH[..., i], y_BTNH[..., i + half] = a * c - b * s, a * s + b * c
     return y_BTNH
 

@@ -395,7 +395,7 @@ def operation_cases():
     normal = rng.standard_normal
     x_BTD, y_BTD, ids_BT = normal((B, T, D)), normal((B, T, D)), rng.integers(0, V, (B, T))
     visible_BTS = formulas.visible(np.pad(LEFT, ((0, 0), (2, 0)), constant_values=0), T)  # some rows see nothing
-    cos_BTR, sin_BTR = np.cos(normal((B, T, H // 2))), np.sin(normal((B, T, H // 2)))
+    cos_BTP, sin_BTP = np.cos(normal((B, T, H // 2))), np.sin(normal((B, T, H // 2)))
     inner_BTF = np.concatenate([3 * normal((B, T, F - 2)), np.zeros((B, T, 1)), 30 * normal((B, T, 1))], -1)
     cases = {
         "embed": ("embed", ids_BT, normal((V, D))),
@@ -407,7 +407,7 @@ def operation_cases():
         "linear without bias": ("linear", x_BTD, normal((F, D)), None),
         "split_heads": ("split_heads", normal((B, T, N * H)), N),
         "merge_heads": ("merge_heads", normal((B, T, N, H))),
-        "rotate": ("rotate", normal((B, T, N, H)), cos_BTR, sin_BTR),
+        "rotate": ("rotate", normal((B, T, N, H)), cos_BTP, sin_BTP),
         "attention_weights": ("attention_weights", 3 * normal((B, N, T, S)), visible_BTS),
         "layer_norm": ("layer_norm", x_BTD, normal(D), normal(D), 0.1),
         "rms_norm": ("rms_norm", x_BTD, normal(D), 0.1),
@@ -425,7 +425,7 @@ def operation_cases():
         "clip": ("clip", x_BTD, 0.8),
         "soft_cap": ("soft_cap", 3 * x_BTD, 2.0),
         "plus_one": ("plus_one", normal(D)),
-        "rotate a part": ("rotate", heads_BTNH, cos_BTR[..., :2], sin_BTR[..., :2]),
+        "rotate a part": ("rotate", heads_BTNH, cos_BTP[..., :2], sin_BTP[..., :2]),
         "layer_norm without bias": ("layer_norm", x_BTD, normal(D), None, 0.1),
         "layer_norm without weight": ("layer_norm", x_BTD, None, None, 0.1),
         "layer_norm of heads": ("layer_norm", heads_BTNH, normal((N, H)), normal((N, H)), 0.1),
@@ -479,7 +479,7 @@ def check_layer(place, config, layer):
     """One module of block 1, "self_attn", "mlp" or "block", on a random residual stream."""
     rng = np.random.default_rng(8)
     x_BTD = rng.standard_normal((5, 7, config.d_model))
-    batch = importlib.import_module("samelogits.batch").prepare(config, tokens(config), LEFT)
+    batch = importlib.import_module("samelogits.batch").make_batch(config, tokens(config), LEFT)
     model = load(config, place)
 
     def skip(name, value):
@@ -620,9 +620,9 @@ def formula_training(config, settings, steps):
     for i in range(steps):
         ids, wanted = tokens(config, seed=i), targets(config, seed=i + 100)
         model = load(config, cpu("numpy"), arrays=arrays)
-        prepare = importlib.import_module("samelogits.batch").prepare
+        make_batch = importlib.import_module("samelogits.batch").make_batch
         scales = formulas.dropout_scales(config, ids.shape, 3, i) if config.dropout else {}
-        batch = replace(prepare(config, ids, LEFT), dropout=scales)
+        batch = replace(make_batch(config, ids, LEFT), dropout=scales)
         counted = importlib.import_module("samelogits.batch").check_targets(config, wanted, ids.shape, -100)
         loss, gradients = model.run_gradients(batch, counted)
         rate = formulas.learning_rate(settings, i)

@@ -7,7 +7,7 @@ from mistaken import GPT, LLAMA, POST, Port, check, probe_of, stage
 
 import samelogits
 from samelogits.backend import get_backend
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.checking.against import FEWEST, check_candidate, operation_of, shown_precision
 from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
 from samelogits.checking.measures import compare
@@ -115,7 +115,7 @@ def _inf_in_a_tap(value):
 
 def test_padding_may_hold_anything():
     def fill(output, probe):
-        hidden = ~prepare(LLAMA, probe.tokens_BT, probe.mask_BT).visible_BTS | ~probe.mask_BT[:, :, None]
+        hidden = ~make_batch(LLAMA, probe.tokens_BT, probe.mask_BT).visible_BTS | ~probe.mask_BT[:, :, None]
         for name, array in output.taps.items():
             if name.endswith(("scores", "weights")):
                 array[np.broadcast_to(hidden[:, None], array.shape)] = np.nan

@@ -34,6 +34,18 @@ def test_padding_on_the_left_shifts_positions(place, config):
         ladder.assert_close(np.concatenate(pieces, axis=1)[:, 2:], alone, ladder.EXACT, f"padded with {pad}")
 
 
+def test_cached_padding_stays_padding(place, config):
+    """A mask that a later chunk leaves out is that of the cache, and new tokens are real; another one is refused."""
+    model, rows = ladder.load(config, place), ladder.tokens(config)
+    cache = model.new_cache(5, 8)
+    pieces = [model.extend(cache, rows[:, :4], ladder.LEFT[:, :4]), model.extend(cache, rows[:, 4:])]
+    whole = np.concatenate([ladder.LEFT[:, :4], np.ones((5, 3), int)], axis=1)
+    ladder.assert_close(np.concatenate(pieces, axis=1), model.logits(rows, whole), ladder.EXACT, "no second mask")
+    with pytest.raises(InputError, match="that of the cached tokens unchanged"):
+        model.extend(cache, rows[:, :1], np.ones((5, 8), int))
+    assert cache.filled == 7
+
+
 def test_full_cache_is_an_error_that_changes_nothing(place):
     model, rows = ladder.load(UNKIND, place), ladder.tokens(UNKIND)
     cache = model.new_cache(5, 8)

@@ -49,6 +49,29 @@ def test_torch_settings_of_the_caller_are_no_matter(kind):
         assert {name: g.tobytes() for name, g in found.items()} == {name: g.tobytes() for name, g in expected.items()}
 
 
+@ladder.needs("torch")
+def test_torch_modes_of_the_caller_do_not_stay():
+    """A model under autocast, and a cache and a trainer that go on outside the inference mode they began in."""
+    import torch
+
+    config, place = ladder.LLAMA, ladder.cpu("torch")
+    ids, targets = ladder.tokens(config), ladder.targets(config)
+
+    def use(first):
+        model = ladder.load(config, place, "float32")
+        cache, trainer = model.new_cache(5, 8), model.trainer(ladder.SETTINGS)
+        with first:
+            pieces = [model.extend(cache, ids[:, :3])]
+            trainer.step(ids, targets)
+        pieces.append(model.extend(cache, ids[:, 3:]))
+        trainer.step(ids, targets)
+        return [piece.tobytes() for piece in pieces] + [array.tobytes() for array in model.parameters().values()]
+
+    expected = use(torch.no_grad())
+    assert use(torch.autocast("cpu", torch.bfloat16)) == expected
+    assert use(torch.inference_mode()) == expected
+
+
 @ladder.needs("jax")
 @pytest.mark.parametrize("arithmetic", ["native", "exact"])
 @pytest.mark.parametrize("kind", [*CONFIGS, "everything"])
@@ -59,3 +82,5 @@ def test_jax_promotion_of_the_caller_is_no_matter(kind, arithmetic):
     with jax.numpy_dtype_promotion("strict"):
         model = get_backend("jax").load(config, ladder.parameters(config), "float32", place.device, arithmetic)
         assert np.isfinite(model.logits(ladder.tokens(config))).all()
+        step = model.trainer(ladder.SETTINGS).step(ladder.tokens(config), ladder.targets(config))
+        assert np.isfinite(step.loss)

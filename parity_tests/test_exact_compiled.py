@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_exact import KINDS, load
 
-from samelogits.batch import check_targets, prepare
+from samelogits.batch import check_targets, make_batch
 from samelogits.taps import no_tap
 
 # Functions of which float64 is only near, and the two operations that compilers and libraries may do a place off.
@@ -35,7 +35,7 @@ def jitted(config, inputs):
     model = load(config, ladder.cpu("jax"))
     with jax.enable_x64(True):
         graph, state = nnx.split(model.decoder)
-        batch = model._place(prepare(config, ids, ladder.LEFT))
+        batch = model._place(make_batch(config, ids, ladder.LEFT))
         checked = check_targets(config, targets, ids.shape, -100).convert(jax.numpy.asarray)
 
         @jax.jit
@@ -75,7 +75,7 @@ def test_scanned_layers(config):
     model = load(config, ladder.cpu("jax"))
     embedded = load(config, ladder.cpu("numpy")).activations(ids, ladder.LEFT)["embedded"]
     with jax.enable_x64(True):
-        batch, stack = model._place(prepare(config, ids, ladder.LEFT)), model.decoder.model
+        batch, stack = model._place(make_batch(config, ids, ladder.LEFT)), model.decoder.model
         graphs, states = zip(*(nnx.split(layer) for layer in stack.layers), strict=True)
 
         def step(x_BTD, state):
@@ -135,7 +135,7 @@ def test_torch_compile_of_the_whole_decoder(kind):
         config = replace(config, n_layers=1)
     ids = ladder.tokens(config)
     model = load(config, ladder.cpu("torch"))
-    batch = model._place(prepare(config, ids, ladder.LEFT))
+    batch = model._place(make_batch(config, ids, ladder.LEFT))
     found = compiled_by_torch(lambda batch: model.decoder(batch, None, no_tap), batch)
     assert found.tobytes() == load(config, ladder.cpu("numpy")).logits(ids, ladder.LEFT).tobytes()
 

@@ -90,11 +90,11 @@ def _with_padding(d, x):
     return p.product(p.split(d.swapaxes(-1, -2)), p.split(x.swapaxes(-1, -2)))
 
 
-def _contracted(x_BTNH, cos_BTR, sin_BTR):
+def _contracted(x_BTNH, cos_BTP, sin_BTP):
     """A rotation by float64 cosines, whose products round, contracted to fused multiply-adds."""
     p = NUMPY.module("exact_primitives")
     cos, sin = (
-        np.broadcast_to(t[:, :, None] * (1 + 2.0**-30), (*x_BTNH.shape[:3], t.shape[-1])) for t in (cos_BTR, sin_BTR)
+        np.broadcast_to(t[:, :, None] * (1 + 2.0**-30), (*x_BTNH.shape[:3], t.shape[-1])) for t in (cos_BTP, sin_BTP)
     )
     first, second = np.split(p.wide(x_BTNH), 2, axis=-1)
 

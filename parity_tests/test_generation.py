@@ -117,7 +117,7 @@ def test_small_lengths(place, config):
 BAD = {
     "empty prompt": (np.zeros((1, 0), int), {}, "empty prompt"),
     "negative length": ([[1]], {"max_new_tokens": -1}, "max_new_tokens"),
-    "past the table": (np.zeros((1, 7), int), {"max_new_tokens": 5}, "max_seq_len 11"),
+    "past the table": (np.zeros((1, 7), int), {"max_new_tokens": 6}, "max_seq_len 11"),
     "padding on the right": ([[1, 2]], {"attention_mask": [[1, 0]]}, "left"),
     "temperature": ([[1]], {"temperature": -0.5}, "temperature"),
     "temperature nan": ([[1]], {"temperature": float("nan")}, "temperature"),
@@ -139,10 +139,23 @@ def test_bad_requests_are_refused(place, fault):
 
 
 def test_the_last_position_is_used(place):
-    """I02: seven and four make eleven; the twelfth is an error, above."""
-    assert ladder.load(UNKIND, place).generate(np.zeros((5, 7), int), 4).shape == (5, 11)
+    """I02: eleven tokens can be read, and a twelfth comes out of them; the thirteenth is an error, above."""
+    model = ladder.load(UNKIND, place)
+    assert model.generate(np.zeros((5, 7), int), 5).shape == (5, 12)
+    assert model.generate(np.zeros((5, 11), int), 1, use_cache=False).shape == (5, 12)
 
 
-def test_nan_is_an_error():
-    with pytest.raises(InputError, match="NaN"):
-        choose(np.array([[0.0, np.nan]]), [np.array([0])], SamplingSettings(), 0)
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [([0.0, np.nan], "nan"), ([0.0, np.inf], "inf"), ([np.inf, np.nan], "nan"), ([-np.inf, -np.inf], "-inf")],
+)
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}])
+def test_rows_without_a_largest_are_an_error(row, found, settings):
+    with pytest.raises(InputError, match=f"largest is finite, found {found}$"):
+        choose(np.array([[0.0, 1.0], row]), [np.array([0])] * 2, SamplingSettings(**settings), 0)
+
+
+def test_tokens_that_cannot_come_and_tiny_temperatures():
+    for temperature in (0.0, 1.0, 1e-310):
+        settings = SamplingSettings(temperature=temperature)
+        assert choose(np.array([[-np.inf, 2.0, -np.inf]]), [np.array([0])], settings, 0) == 1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from ladder import LLAMA, UNKIND
 
-from samelogits.errors import BackendError, InputError
+from samelogits.errors import BackendError, CheckpointError, InputError
 
 # Vocabulary 13, learned table 11. Frameworks clamp, wrap, give NaN or raise (I01, I02).
 BAD_TOKENS = {
@@ -102,6 +102,34 @@ def test_unknown_backend():
     for name, message in (("abacus", "found 'abacus'"), ("no_such_module:backend", "installed"), ("json:x", "'x'")):
         with pytest.raises(BackendError, match=message):
             get_backend(name)
+
+
+BAD_PARAMETERS = {
+    "rows that ids may ask for": ("model.embed_tokens.weight", lambda array: array[:-1], r"expected shape \(13, 10\)"),
+    "broadcast by luck": ("model.norm.weight", lambda array: array[:1], r"expected shape \(10,\), found \(1,\)"),
+    "absent": ("model.norm.weight", None, "model.norm.weight: expected shape"),
+    "unknown": ("model.more.weight", np.ones, "model.more.weight: not a parameter of this config"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_PARAMETERS)
+def test_bad_parameters(place, fault):
+    name, change, message = BAD_PARAMETERS[fault]
+    arrays = dict(ladder.parameters(UNKIND))
+    before = arrays.pop(name, 3)
+    if change is not None:
+        arrays[name] = change(before)
+    with pytest.raises(CheckpointError, match=message):
+        ladder.load(UNKIND, place, "float32", arrays)
+
+
+def test_any_layout_of_parameters(place):
+    """Read backwards, by columns, and in the other order of bytes."""
+    arrays, ids = ladder.parameters(UNKIND), ladder.tokens(UNKIND)
+    expected = ladder.load(UNKIND, place, "float32", arrays).logits(ids)
+    for change in (lambda a: a[::-1].copy()[::-1], np.asfortranarray, lambda a: a.astype(a.dtype.newbyteorder())):
+        changed = {name: change(array) for name, array in arrays.items()}
+        assert ladder.load(UNKIND, place, "float32", changed).logits(ids).tobytes() == expected.tobytes()
 
 
 def test_arrays_given_are_not_kept(place):

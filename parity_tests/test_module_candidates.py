@@ -21,7 +21,7 @@ from checkpoint_files import GPT2, LLAMA
 from ladder import needs
 
 from samelogits.backend import get_backend
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.checking.candidates import NNXModuleCandidate, TorchModuleCandidate, open_candidate
 from samelogits.checking.candidates.name_map import NameMap
 from samelogits.checkpoints import open_checkpoint, save_checkpoint
@@ -271,7 +271,7 @@ def test_our_own_modules(backend, checkpoint):
     model = get_backend(backend).load(config, checkpoint.parameters(), "float32", "cpu")
 
     def forward(module, inputs):
-        batch = prepare(config, np.asarray(inputs["tokens"]), np.asarray(inputs["attention_mask"]))
+        batch = make_batch(config, np.asarray(inputs["tokens"]), np.asarray(inputs["attention_mask"]))
         return model.run_forward(batch, None, no_tap)
 
     kind = TorchModuleCandidate if backend == "torch" else NNXModuleCandidate

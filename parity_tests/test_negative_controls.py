@@ -153,14 +153,14 @@ def _(site):
 
 @variant("positions count padding", "all three", *LOGITS, UNKIND)
 def _(site):
-    def prepare(old):
+    def make_batch(old):
         def run(*arguments, **named):
             batch = old(*arguments, **named)
             return replace(batch, positions_BT=np.broadcast_to(np.arange(7), batch.tokens_BT.shape))
 
         return run
 
-    site.replace("samelogits.backend", "prepare", prepare)
+    site.replace("samelogits.backend", "make_batch", make_batch)
 
 
 def with_visible(change):
@@ -515,14 +515,14 @@ def _(site):
 
 @variant("cached step's position one too far", "all three", *CACHE, UNKIND, (3, 1, 3))
 def _(site):
-    def prepare(old):
+    def make_batch(old):
         def run(*arguments, filled=0, **named):
             batch = old(*arguments, filled=filled, **named)
             return replace(batch, positions_BT=batch.positions_BT + (filled > 0))
 
         return run
 
-    site.replace("samelogits.backend", "prepare", prepare)
+    site.replace("samelogits.backend", "make_batch", make_batch)
 
 
 @variant("causal mask of a chunk from slot 0, as is_causal has it", "jax", *CACHE, LLAMA, (3, 1, 3))

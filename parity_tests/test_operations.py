@@ -50,7 +50,7 @@ def test_rotary_pairs_are_halves(place):
 
 
 def test_rotary_leaves_the_rest_alone(place):
-    """The first 2 R elements turn among themselves, whatever the width of the head."""
+    """The first 2 P elements turn among themselves, whatever the width of the head."""
     q = np.arange(1.0, 8.0).reshape(1, 1, 1, 7)
     cos, sin = np.cos(np.array([[[1.0, 0.01]]])), np.sin(np.array([[[1.0, 0.01]]]))
     found = ladder.apply(place, "rotate", q, cos, sin)
@@ -68,13 +68,55 @@ def test_ties_go_to_the_first_experts(place):
 
 def test_causal_mask_of_a_chunk_ends_at_the_last_key(place):
     """K03: zero queries over values 0 to 4 average what they see."""
-    from samelogits.batch import prepare
+    from samelogits.batch import make_batch
 
     for n_queries, expected in ((2, [1.5, 2.0]), (1, [2.0])):
-        batch = prepare(ladder.UNKIND, np.zeros((1, n_queries), int), filled=5 - n_queries)
+        batch = make_batch(ladder.UNKIND, np.zeros((1, n_queries), int), filled=5 - n_queries)
         weights = ladder.apply(place, "attention_weights", np.zeros((1, 1, n_queries, 5)), batch.visible_BTS)
         mixed = ladder.apply(place, "attention_mix", weights, np.arange(5.0).reshape(1, 5, 1, 1))
         ladder.assert_close(mixed.ravel(), expected, ladder.EXACT, "averages")
+
+
+def test_the_gradient_on_a_limit_is_whole(place):
+    given = np.array([0.5, -0.5, 0.25, 2.0])
+    assert ladder.pull_back(place, "clip", [given, 0.5], np.ones(4))[0].tolist() == [1, 1, 1, 0]
+
+
+def test_scores_that_are_not_finite_stay_seen(place):
+    """No row of weights hides them behind numbers."""
+    visible_BTS = np.ones((1, 1, 3), bool)
+    for bad in (np.nan, np.inf):
+        scores = np.array([1.0, bad, 2.0]).reshape(1, 1, 1, 3)
+        with np.errstate(invalid="ignore"):
+            assert np.isnan(ladder.apply(place, "attention_weights", scores, visible_BTS)).all()
+
+
+def test_an_expert_without_weight_is_not_looked_at(place):
+    x_BTD, routing_BTE = np.array([[[np.inf, 1.0]]]), np.array([[[0.0, 1.0]]])
+    assert ladder.apply(place, "weigh", x_BTD, routing_BTE, 0).ravel().tolist() == [0, 0]
+    gradients = ladder.pull_back(place, "weigh", [x_BTD, routing_BTE, 0], np.ones((1, 1, 2)))
+    assert [gradients[i].ravel().tolist() for i in (0, 1)] == [[0, 0], [0, 0]]
+
+
+def test_tails_of_numpy_silu():
+    """No cancellation: 1 + tanh(x / 2) would be 4% off at -36. exp multiplies its argument's rounding by up to 40."""
+    import math
+
+    x = np.linspace(-40, 8, 2001)
+    expected = [value / (1 + math.exp(-value)) for value in x]
+    assert np.all(np.abs(ladder.apply(ladder.cpu("numpy"), "silu", x) - expected) <= 1e-14 * np.abs(expected))
+
+
+def test_a_tape_is_used_once():
+    from numpy_reference import native
+    from numpy_reference.tape import Tape
+
+    x = np.ones(3)
+    with Tape() as tape:
+        y = native.scale(x, 2.0)
+    assert tape.gradients(y, {"x": x})["x"].tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="found none"):
+        tape.gradients(y, {"x": x})
 
 
 def test_tails_of_numpy_gelu():

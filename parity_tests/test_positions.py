@@ -7,7 +7,7 @@ import ladder
 import numpy as np
 import pytest
 
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.positions import alibi_slopes, alibi_table, rotary_tables, sinusoidal_table, to_bfloat16
 from samelogits.rotary import RopeScaling, rotary_frequencies
 
@@ -133,8 +133,8 @@ def test_the_length_is_that_of_the_longest_row():
     config = replace(ladder.LLAMA, rope_scaling=ladder.SCALINGS["longrope"])
     ids, mask = np.zeros((2, 9), int), np.array([[0] * 4 + [1] * 5, [0] * 3 + [1] * 6])
     plain = {n: rotary_tables(np.arange(n)[None], 6, 100.0, config.rope_scaling)[0][0] for n in (5, 6)}
-    assert np.array_equal(prepare(config, ids[:1], mask[:1]).rotary[0][0, 4:], plain[5])
-    assert np.array_equal(prepare(config, ids, mask).rotary[0][0, 4:], plain[6][:5])
+    assert np.array_equal(make_batch(config, ids[:1], mask[:1]).rotary[0][0, 4:], plain[5])
+    assert np.array_equal(make_batch(config, ids, mask).rotary[0][0, 4:], plain[6][:5])
 
 
 def test_slopes():

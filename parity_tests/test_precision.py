@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ladder import UNKIND
 
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 
 ONES_4, ZEROS_4 = np.ones(4), np.zeros(4)
 
@@ -111,7 +111,7 @@ def test_every_activation_keeps_the_dtype(place, config, dtype):
         pytest.skip(f"{place.backend} has no {dtype}")
     found = {}
     model = ladder.load(config, place, dtype)
-    batch = prepare(config, ladder.tokens(config), ladder.LEFT)
+    batch = make_batch(config, ladder.tokens(config), ladder.LEFT)
 
     def keep(name, value):
         found[name] = str(value.dtype).removeprefix("torch.")
@@ -135,7 +135,7 @@ def test_families_in_the_narrowest_dtype(place, family):
         return value
 
     model = ladder.load(config, place, dtype)
-    model.run_forward(prepare(config, ladder.tokens(config), ladder.LEFT), None, keep)
+    model.run_forward(make_batch(config, ladder.tokens(config), ladder.LEFT), None, keep)
     assert {str(value.dtype).removeprefix("torch.") for value in found.values()} == {dtype}
     tolerance = {"float32": 30 * 2**-24, "bfloat16": 60 * 2**-9}[dtype]
     ladder.assert_close(ladder.to_numpy(found["logits"]), expected, tolerance, dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mistaken import LLAMA
 
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.checking.routing import lost_tokens, tied_tokens
 from samelogits.taps import tap_names
 
@@ -25,7 +25,7 @@ def values(gaps_by_layer):
 def lost(gaps_by_layer, noise=0.01):
     reference = values(gaps_by_layer)
     noisy = [{name: array + noise for name, array in reference.items()}]
-    return lost_tokens(CONFIG, prepare(CONFIG, TOKENS), reference, noisy)
+    return lost_tokens(CONFIG, make_batch(CONFIG, TOKENS), reference, noisy)
 
 
 def test_a_safe_choice_loses_nothing():
@@ -59,4 +59,4 @@ def test_ties_of_the_candidate():
 def test_with_all_experts_nothing_is_chosen():
     config = replace(CONFIG, n_active_experts=3)
     reference = values([[0.0] * 5, [0.0] * 5])
-    assert not any(a.any() for a in lost_tokens(config, prepare(config, TOKENS), reference, [reference]).values())
+    assert not any(a.any() for a in lost_tokens(config, make_batch(config, TOKENS), reference, [reference]).values())

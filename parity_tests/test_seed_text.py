@@ -7,7 +7,7 @@ import ladder
 import numpy as np
 import pytest
 
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.parameters import random_parameters
 from samelogits.presets import preset
 
@@ -68,7 +68,7 @@ def test_block_of_the_first_text(place, block, dtype, tolerance):
         expected = block.to(getattr(torch, dtype))(torch.tensor(x, dtype=getattr(torch, dtype)), mask).numpy()
     model = ladder.load(config, place, dtype, random_parameters(config))
     with ladder.scope(place):
-        batch = model._place(prepare(config, np.zeros((5, 7), int)))
+        batch = model._place(make_batch(config, np.zeros((5, 7), int)))
         x_BTD = ladder.to_framework(place, x, dtype)
         found = ladder.to_numpy(model.decoder.model.layers[0](x_BTD, batch, None, lambda name, value: value))
     ladder.assert_close(found, expected, tolerance, "block")

@@ -54,6 +54,22 @@ def test_numbers_of_public_reports(place):
     ladder.assert_close(found["vector"][0], 0.95, 1e-9, "eps beside the corrected root", scale=1)
 
 
+def test_a_gradient_that_is_nan_spoils_every_weight(place):
+    arrays = {"one": np.ones((2, 3)), "other": np.ones(5)}
+    gradient = {"one": np.full((2, 3), np.nan), "other": np.ones(5)}
+    found, norms = ladder.optimize(place, arrays, [gradient], PLAIN, [0.1])
+    assert np.isnan(norms).all()
+    assert all(np.isnan(array).all() for array in found.values())
+
+
+def test_numpy_updates_no_copy():
+    """A view that can't be flattened in place would stay as it is."""
+    from numpy_reference.optimizer import AdamW
+
+    with pytest.raises(AssertionError, match="turned: a flat view"):
+        AdamW({"turned": np.ones((2, 3)).T}, PLAIN)
+
+
 def test_schedule():
     """O07: the rate of the next step, by the number of finished ones."""
     settings = AdamWSettings(learning_rate=1.0, warmup_steps=4, total_steps=10, final_fraction=0.0)

@@ -16,7 +16,7 @@ from samelogits.taps import Tap
 
 
 class Block(nn.Module):
-    """x + f(x) twice, or x + f(x) + g(x), with norms where the config places them."""
+    """[B, T, D] to the same: x + f(x) twice, or x + f(x) + g(x), with norms where the config places them."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, index: int, load: Load):
         super().__init__()

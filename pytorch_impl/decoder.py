@@ -14,7 +14,7 @@ from samelogits.taps import Tap
 
 
 class DecoderStack(nn.Module):
-    """Token ids to what the output head reads [B, T, E], given the table of embeddings."""
+    """Token ids to what the output head reads [B, T, W], given the table of embeddings."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, load: Load):
         super().__init__()
@@ -33,8 +33,8 @@ class DecoderStack(nn.Module):
         self.norm = make_norm(config, ops, "model.norm", load, config.norm_bias) if config.final_norm else None
         self.embed_out = Linear(ops, "model.embed_out", load, bias=False) if narrow else None
 
-    def forward(self, batch: Batch, table_VE: Tensor, cache: Cache | None, tap: Tap) -> Tensor:
-        x_BTD = self.ops.embed(batch.tokens_BT, table_VE)
+    def forward(self, batch: Batch, table_VW: Tensor, cache: Cache | None, tap: Tap) -> Tensor:
+        x_BTD = self.ops.embed(batch.tokens_BT, table_VW)
         x_BTD = tap("embed_tokens", x_BTD)
         if self.config.embedding_scale is not None:
             x_BTD = self.ops.scale_rounded(x_BTD, self.config.embedding_scale)
@@ -73,10 +73,10 @@ class Decoder(nn.Module):
         if isinstance(self.lm_head, Linear):
             logits_BTV = self.lm_head(self.model(batch, table.weight, cache, tap))
         else:
-            input_VE, output_VE = self.ops.fan_out(table.weight, 2)
-            x_BTE = self.model(batch, input_VE, cache, tap)
+            input_VW, output_VW = self.ops.fan_out(table.weight, 2)
+            x_BTW = self.model(batch, input_VW, cache, tap)
             bias_V = None if self.lm_head is None else self.lm_head.bias
-            logits_BTV = self.ops.linear(x_BTE, output_VE, bias_V, table.prepared)
+            logits_BTV = self.ops.linear(x_BTW, output_VW, bias_V, table.prepared)
         if self.config.logit_scale is not None:
             logits_BTV = self.ops.scale(logits_BTV, self.config.logit_scale)
         if self.config.logit_softcap is not None:

@@ -141,22 +141,22 @@ def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, prepared: Sl
 
 
 def _rotate_backward(
-    d_BTNH: Tensor, turned_BTNH: Tensor, x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor
+    d_BTNH: Tensor, turned_BTNH: Tensor, x_BTNH: Tensor, cos_BTP: Tensor, sin_BTP: Tensor
 ) -> Gradients:
-    return _turn(d_BTNH, wide(cos_BTR), -wide(sin_BTR)), None, None
+    return _turn(d_BTNH, wide(cos_BTP), -wide(sin_BTP)), None, None
 
 
 @differentiable(_rotate_backward)
-def rotate(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
-    """Rotary positions, half-split; both products are exact, their sum is rounded. Elements from 2 R on stay."""
-    return _turn(x_BTNH, wide(cos_BTR), wide(sin_BTR))
+def rotate(x_BTNH: Tensor, cos_BTP: Tensor, sin_BTP: Tensor) -> Tensor:
+    """Rotary positions, half-split; both products are exact, their sum is rounded. Elements from 2 P on stay."""
+    return _turn(x_BTNH, wide(cos_BTP), wide(sin_BTP))
 
 
-def _turn(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
-    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    R = cos_BTR.shape[-1]
-    first, second, rest = wide(x_BTNH).tensor_split((R, 2 * R), dim=-1)
-    turned = [first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R]
+def _turn(x_BTNH: Tensor, cos_BTP: Tensor, sin_BTP: Tensor) -> Tensor:
+    cos_BT1P, sin_BT1P = cos_BTP[:, :, None], sin_BTP[:, :, None]
+    P = cos_BTP.shape[-1]
+    first, second, rest = wide(x_BTNH).tensor_split((P, 2 * P), dim=-1)
+    turned = [first * cos_BT1P - second * sin_BT1P, second * cos_BT1P + first * sin_BT1P]
     return rounded(torch.cat([*turned, rest], dim=-1))
 
 

@@ -66,9 +66,9 @@ def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, prepared: No
     return F.linear(x_BTI, weight_OI, bias_O)
 
 
-def split_heads(x_BTE: Tensor, n_heads: int) -> Tensor:
+def split_heads(x_BTM: Tensor, n_heads: int) -> Tensor:
     """[B, T, N * H] to [B, T, N, H]."""
-    return x_BTE.unflatten(-1, (n_heads, -1))
+    return x_BTM.unflatten(-1, (n_heads, -1))
 
 
 def merge_heads(x_BTNH: Tensor) -> Tensor:
@@ -76,13 +76,13 @@ def merge_heads(x_BTNH: Tensor) -> Tensor:
     return x_BTNH.flatten(-2)
 
 
-def rotate(x_BTNH: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
-    """Rotary positions, half-split: element i turns together with element i + R (Su et al., 2021); those from 2 R on
+def rotate(x_BTNH: Tensor, cos_BTP: Tensor, sin_BTP: Tensor) -> Tensor:
+    """Rotary positions, half-split: element i turns together with element i + P (Su et al., 2021); those from 2 P on
     stay."""
-    cos_BT1R, sin_BT1R = cos_BTR[:, :, None], sin_BTR[:, :, None]
-    R = cos_BTR.shape[-1]
-    first, second, rest = x_BTNH.tensor_split((R, 2 * R), dim=-1)  # differs: axis-or-dim
-    return torch.cat([first * cos_BT1R - second * sin_BT1R, second * cos_BT1R + first * sin_BT1R, rest], dim=-1)
+    cos_BT1P, sin_BT1P = cos_BTP[:, :, None], sin_BTP[:, :, None]
+    P = cos_BTP.shape[-1]
+    first, second, rest = x_BTNH.tensor_split((P, 2 * P), dim=-1)  # differs: axis-or-dim
+    return torch.cat([first * cos_BT1P - second * sin_BT1P, second * cos_BT1P + first * sin_BT1P, rest], dim=-1)
 
 
 def attention_scores(q_BTNH: Tensor, k_BSKH: Tensor, scale: float) -> Tensor:

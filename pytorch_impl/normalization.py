@@ -9,7 +9,7 @@ from samelogits.config import DecoderConfig
 
 
 class LayerNorm(nn.Module):
-    """Mean and variance removed, then weight and bias."""
+    """Brought to mean 0 and variance 1, then weight and bias."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load, bias: bool):
         super().__init__()
@@ -26,7 +26,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square removed, then weight."""
+    """Divided by the root mean square, then weight. It has no bias."""
 
     def __init__(self, config: DecoderConfig, ops: ModuleType, name: str, load: Load, bias: bool):
         super().__init__()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from samelogits.batch import IGNORE_INDEX, Batch, Targets, check_ids, check_mask, check_targets, prepare
+from samelogits.batch import IGNORE_INDEX, Batch, Targets, check_ids, check_mask, check_targets, make_batch
 from samelogits.config import SIZE_LIMIT, DecoderConfig
 from samelogits.errors import BackendError, InputError
 from samelogits.exactness import FlushedParameters
@@ -145,7 +145,7 @@ class Model(abc.ABC):
         tokens: int [B, T]. attention_mask: 0 or 1 [B, T], 1 for real tokens; padding may be on either side.
         Raises InputError for a bad id, a bad mask or a position past a learned table.
         """
-        return self._run(prepare(self.config, tokens, attention_mask), None)
+        return self._run(make_batch(self.config, tokens, attention_mask), None)
 
     def activations(self, tokens: Any, attention_mask: Any = None) -> dict[str, np.ndarray]:
         """Tap name to array, in data-flow order, the logits last. Arguments as for logits."""
@@ -155,7 +155,7 @@ class Model(abc.ABC):
             taps[name] = self.to_numpy(value)
             return value
 
-        self._run(prepare(self.config, tokens, attention_mask), None, keep)
+        self._run(make_batch(self.config, tokens, attention_mask), None, keep)
         return taps
 
     def loss(self, tokens: Any, targets: Any, ignore_index: int = IGNORE_INDEX, attention_mask: Any = None) -> float:
@@ -201,7 +201,7 @@ class Model(abc.ABC):
         mask_BS = check_mask(attention_mask, (B, cache.filled + T))
         if not np.array_equal(mask_BS[:, : cache.filled], cache.mask_BS):
             raise InputError("attention_mask: expected that of the cached tokens unchanged, found another")
-        batch = prepare(self.config, tokens, mask_BS, filled=cache.filled, key_slots=cache.capacity)
+        batch = make_batch(self.config, tokens, mask_BS, filled=cache.filled, key_slots=cache.capacity)
         logits = self._run(batch, cache)
         cache.mask_BS = mask_BS
         return logits
@@ -225,6 +225,8 @@ class Model(abc.ABC):
 
         A row ends with a token of eos_token_id and is then padded with pad_token_id (default: its first end token).
         Prompts of several lengths are padded on the left, with attention_mask. on_token sees each new column [B].
+        use_cache=False computes everything anew for each token, which for the rotary scalings dynamic and longrope can
+        give other logits: see extend.
         """
         settings = SamplingSettings(
             temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
@@ -282,7 +284,7 @@ class Model(abc.ABC):
     def _training_input(
         self, tokens: Any, targets: Any, ignore_index: int, attention_mask: Any, dropout_key: tuple[int, int] | None
     ) -> tuple[Batch, Targets]:
-        batch = prepare(self.config, tokens, attention_mask, dropout_key=dropout_key)
+        batch = make_batch(self.config, tokens, attention_mask, dropout_key=dropout_key)
         return batch, check_targets(self.config, targets, batch.tokens_BT.shape, ignore_index)
 
 

@@ -26,7 +26,8 @@ class Batch:
     tokens_BT: int64 ids. positions_BT: int64, rows of the learned table;
     a row's first real token is at position_offset, which is 0 without one.
     visible_BTS: bool, key slot s may be read by query t. near_BTS: the same within the sliding window, or None.
-    rotary, local_rotary: cos and sin [B, T, R / 2] float32, or None; the second are those of the sliding layers.
+    rotary, local_rotary: cos and sin [B, T, P] float32 of the P pairs that turn, or None; the second are those of the
+    sliding layers.
     alibi_BNTS: float32 addends of the scores, or None. sinusoids_BTD: float32, or None.
     dropout: site to float32 factors [B, T, D]; empty outside training.
     """
@@ -86,7 +87,7 @@ class Targets:
         return Targets(ids(self.ids_BT), ids(self.counted_BT))
 
 
-def prepare(
+def make_batch(
     config: DecoderConfig,
     tokens: Any,
     attention_mask: Any = None,

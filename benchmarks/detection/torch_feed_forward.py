@@ -92,7 +92,7 @@ class FeedForward:
 
 
 class Experts:
-    """Feed-forward layers side by side, weighed by a router."""
+    """Feed-forward layers side by side, weighted by a router."""
 
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor], wrong: frozenset[str]):
         assert config.n_experts is not None

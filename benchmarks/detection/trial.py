@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.detection.cases import random_case
 from samelogits import load
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.checking.against import check_candidate
 from samelogits.checking.candidates import open_candidate
 from samelogits.checking.candidates.candidate import Candidate, FunctionCandidate, Output
@@ -164,7 +164,7 @@ def honest_candidate(way: str, checkpoint: Checkpoint, trial: Trial) -> Candidat
     compiled = torch.compile(model.decoder)  # type: ignore[attr-defined]
 
     def run(tokens_BT: np.ndarray, attention_mask: np.ndarray) -> Any:
-        batch = model._place(prepare(config, tokens_BT, attention_mask))  # type: ignore[attr-defined]
+        batch = model._place(make_batch(config, tokens_BT, attention_mask))  # type: ignore[attr-defined]
         with torch.no_grad():
             return compiled(batch, None, no_tap)
 

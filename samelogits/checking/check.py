@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from samelogits.backend import DTYPES, Backend, Model, absent_backends, backend_names, get_backend, installed_backends
-from samelogits.batch import prepare
+from samelogits.batch import make_batch
 from samelogits.checking.measures import Difference, check_finite, compare, expected_noise, layer_scales, worst
 from samelogits.checking.precision import find_doubts
 from samelogits.checking.probe import NEW_TOKENS, Probe, make_probe
@@ -278,7 +278,7 @@ class _Runner:
         """What real tokens compute. Padding attends to nothing and means nothing, and its noise may be any size."""
         mask_BT = self.probe.mask_BT
         config = self.checkpoint.config
-        batch = prepare(config, self.probe.tokens_BT, mask_BT)
+        batch = make_batch(config, self.probe.tokens_BT, mask_BT)
         for name, array in activations.items():
             if name.endswith((".scores", ".weights")):
                 visible_BTS = batch.visible(config, int(name.split(".")[1])) & mask_BT[:, :, None]

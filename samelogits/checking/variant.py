@@ -13,7 +13,7 @@ import numpy as np
 from numpy_reference import native
 from numpy_reference.block import Block
 from numpy_reference.decoder import Decoder
-from samelogits.batch import Batch, prepare
+from samelogits.batch import Batch, make_batch
 from samelogits.checking.places import Place
 from samelogits.checking.probe import Probe
 from samelogits.config import DecoderConfig
@@ -68,7 +68,7 @@ class Variant:
         self._given = parameters
         self.probe = probe
         self.places = list(self.all_places if places is None else places)
-        batch = prepare(config, probe.tokens_BT, probe.mask_BT)
+        batch = make_batch(config, probe.tokens_BT, probe.mask_BT)
         self.batch: Batch = batch.convert(np.asarray, lambda array: array.astype(np.float64))
         self._given_batch = self.batch
         self.order: Sequence[int] = range(config.n_layers)  # the blocks that are run

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from samelogits.backend import Model
-from samelogits.batch import IGNORE_INDEX, check_targets, prepare
+from samelogits.batch import IGNORE_INDEX, check_targets, make_batch
 from samelogits.checking.candidates.array_files import BFLOAT16, Member, open_arrays, write_arrays
 from samelogits.checking.candidates.candidate import Candidate, Output, check_output
 from samelogits.checking.candidates.models import ModelCandidate
@@ -131,7 +131,7 @@ def read_recording(path: str | Path, config: DecoderConfig) -> RecordingCandidat
             losses=arrays["losses"].tolist() if "losses" in arrays else [],
             log_probabilities=arrays.get("log_probabilities"),
         )
-        prepare(config, probe.tokens_BT, probe.mask_BT)  # which knows how many positions there are
+        make_batch(config, probe.tokens_BT, probe.mask_BT)  # which knows how many positions there are
         output = check_output(output, config, probe, path.name)
     except InputError as error:
         raise CandidateError(f"{path}: {error}") from error
