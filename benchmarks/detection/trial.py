@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -141,9 +142,13 @@ def candidate_class(framework: str) -> Any:
     return Made
 
 
-def run_trial(trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trial and its outcome as dictionaries."""
-    return asdict(trial), asdict(_run(trial))
+def run_trial(trial: Trial) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The trial and its outcome as dictionaries; no outcome where it could not be run, which is told."""
+    try:
+        return asdict(trial), asdict(_run(trial))
+    except Exception:
+        traceback.print_exc()
+        return asdict(trial), None
 
 
 def honest_candidate(way: str, checkpoint: Checkpoint, trial: Trial) -> Candidate:
