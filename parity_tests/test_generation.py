@@ -121,12 +121,16 @@ BAD = {
     "padding on the right": ([[1, 2]], {"attention_mask": [[1, 0]]}, "left"),
     "temperature": ([[1]], {"temperature": -0.5}, "temperature"),
     "temperature nan": ([[1]], {"temperature": float("nan")}, "temperature"),
+    "temperature in words": ([[1]], {"temperature": "1"}, "temperature: expected a number, found '1'"),
     "top_k": ([[1]], {"top_k": 0}, "top_k"),
+    "top_k of two": ([[1]], {"top_k": [2]}, r"top_k: expected a whole number, found \[2\]"),
+    "length in words": ([[1]], {"max_new_tokens": "2"}, "from 0 to [0-9]+, found '2'"),
     "top_p zero": ([[1]], {"top_p": 0.0}, "top_p"),
     "top_p above one": ([[1]], {"top_p": 1.5}, "top_p"),
     "penalty": ([[1]], {"repetition_penalty": 0.0}, "repetition_penalty"),
     "seed": ([[1]], {"seed": -1}, "seed"),
     "end token": ([[1]], {"eos_token_id": 13}, "eos_token_id"),
+    "end tokens of two lengths": ([[1]], {"eos_token_id": [[1], [1, 2]]}, "eos_token_id: expected rows of one length"),
     "pad token": ([[1]], {"pad_token_id": 13}, "pad_token_id"),
 }
 

@@ -129,6 +129,8 @@ def test_float32_training_follows_float64(place):
         ("max_grad_norm", -1.0),
         ("warmup_steps", 1000),
         ("final_fraction", -0.5),
+        ("eps", "small"),
+        ("total_steps", 10.5),
     ],
 )
 def test_bad_settings_are_refused(field, value):

@@ -13,7 +13,7 @@ import numpy as np
 
 from samelogits.batch import IGNORE_INDEX, Batch, Targets, check_ids, check_mask, check_targets, make_batch
 from samelogits.config import SIZE_LIMIT, DecoderConfig
-from samelogits.errors import BackendError, InputError
+from samelogits.errors import BackendError, InputError, shown
 from samelogits.exactness import FlushedParameters
 from samelogits.parameters import CheckedParameters
 from samelogits.sampling import SamplingSettings, choose
@@ -238,12 +238,14 @@ class Model(abc.ABC):
                 "tokens: expected at least one, found an empty prompt: begin with the end token or a space"
             )
         if type(max_new_tokens) is not int or not 0 <= max_new_tokens <= SIZE_LIMIT:
-            raise InputError(f"max_new_tokens: expected a whole number from 0 to {SIZE_LIMIT}, found {max_new_tokens}")
+            raise InputError(
+                f"max_new_tokens: expected a whole number from 0 to {SIZE_LIMIT}, found {shown(max_new_tokens)}"
+            )
         mask = check_mask(attention_mask, (B, T))
         if not mask[:, -1].all():
             raise InputError("attention_mask: expected padding on the left, found a row that ends in padding")
-        ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
-        check_ids(ends, "eos_token_id", self.config.vocab_size)
+        given = [] if eos_token_id is None else eos_token_id if isinstance(eos_token_id, Sequence) else [eos_token_id]
+        ends = check_ids(given, "eos_token_id", self.config.vocab_size).ravel().tolist()
         limit = self.config.position_limit
         fed = max(max_new_tokens - 1, 0)  # the last one is not read any more
         needed = int(mask.sum(1).max(initial=0)) + fed

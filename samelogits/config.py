@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
-from samelogits.errors import ConfigError, shown
+from samelogits.errors import ConfigError, SamelogitsError, shown
 from samelogits.rotary import RopeScaling
 
 Norm = Literal["layer_norm", "rms_norm"]
@@ -151,9 +151,7 @@ class DecoderConfig:
     dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        hints = field_types()
-        for field in dataclasses.fields(self):
-            _check_type(field.name, getattr(self, field.name), hints[field.name])
+        check_types(self, ConfigError)
         for name in SIZES:
             limit = LAYER_LIMIT if name == "n_layers" else SIZE_LIMIT
             value = getattr(self, name)
@@ -284,9 +282,15 @@ class DecoderConfig:
 
 
 @cache
-def field_types() -> dict[str, Any]:
-    """The type of each field of DecoderConfig."""
-    return get_type_hints(DecoderConfig)
+def field_types(settings: type) -> dict[str, Any]:
+    """The type of each field of a dataclass."""
+    return get_type_hints(settings)
+
+
+def check_types(settings: Any, error: type[SamelogitsError]) -> None:
+    """Raise the error for the first field of a dataclass that has a value of another type."""
+    for name, hint in field_types(settings.__class__).items():
+        _check_type(name, getattr(settings, name), hint, error)
 
 
 def _from_json(name: str, value: Any) -> Any:
@@ -297,24 +301,24 @@ def _from_json(name: str, value: Any) -> Any:
     return value
 
 
-def _check_type(name: str, value: Any, hint: Any) -> None:
+def _check_type(name: str, value: Any, hint: Any, error: type[SamelogitsError]) -> None:
     choices = get_args(hint)
     if value is None and type(None) in choices:
         return
     if hint is int or (int in choices and Ellipsis not in choices):
         if type(value) is not int:
-            raise ConfigError(f"{name}: expected a whole number, found {shown(value)}")
+            raise error(f"{name}: expected a whole number, found {shown(value)}")
     elif hint is bool:
         if type(value) is not bool:
-            raise ConfigError(f"{name}: expected true or false, found {shown(value)}")
+            raise error(f"{name}: expected true or false, found {shown(value)}")
     elif hint is float or float in choices:
         if type(value) not in (int, float):
-            raise ConfigError(f"{name}: expected a number, found {shown(value)}")
+            raise error(f"{name}: expected a number, found {shown(value)}")
     elif Ellipsis in choices:
         if type(value) is not tuple or not all(type(element) is int for element in value):
-            raise ConfigError(f"{name}: expected whole numbers, found {shown(value)}")
+            raise error(f"{name}: expected whole numbers, found {shown(value)}")
     elif RopeScaling in choices:
         if type(value) is not RopeScaling:
-            raise ConfigError(f"{name}: expected a RopeScaling, found {shown(value)}")
+            raise error(f"{name}: expected a RopeScaling, found {shown(value)}")
     elif value not in choices:
-        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, choices))}, found {shown(value)}")
+        raise error(f"{name}: expected one of {', '.join(map(repr, choices))}, found {shown(value)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from samelogits.config import check_types
 from samelogits.errors import InputError
 
 
@@ -23,15 +24,16 @@ class SamplingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self, InputError)
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
             raise InputError(f"temperature: expected at least 0, found {self.temperature}")
-        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            raise InputError(f"top_k: expected a whole number of at least 1, found {self.top_k}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k: expected at least 1, found {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p: expected above 0, at most 1, found {self.top_p}")
         if not (np.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
             raise InputError(f"repetition_penalty: expected above 0, found {self.repetition_penalty}")
-        if type(self.seed) is not int or not 0 <= self.seed < 2**64:
+        if not 0 <= self.seed < 2**64:
             raise InputError(f"seed: expected 0 to 2^64 - 1, found {self.seed}")
 
 

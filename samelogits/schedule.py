@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from samelogits.config import check_types
 from samelogits.errors import ConfigError, InputError
 
 
@@ -17,7 +18,8 @@ class AdamWSettings:
     One step, with g the gradients scaled by min(1, max_grad_norm / (norm + 1e-6)) and t counting from 1:
     m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
     w = w - lr weight_decay w (matrices only, old w) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
-    A tied weight is one parameter. Every setting is passed on explicitly to every framework.
+    A tied weight is one parameter; a norm's weight of [N, H] counts as a matrix. Every setting is passed on explicitly to
+    every framework.
     """
 
     learning_rate: float = 1e-3
@@ -31,6 +33,7 @@ class AdamWSettings:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
+        check_types(self, ConfigError)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):

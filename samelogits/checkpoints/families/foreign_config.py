@@ -98,7 +98,7 @@ class ForeignConfig:
 
 def decode_fields(fields: tuple[Field, ...], keys: ForeignConfig) -> dict[str, Any]:
     """DecoderConfig fields, out of the keys."""
-    hints = field_types()
+    hints = field_types(DecoderConfig)
     values, taken = {}, {}
     for field in fields:
         kind = str if field.name == "activation" else _kind(hints[field.name])
