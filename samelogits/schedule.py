@@ -18,8 +18,8 @@ class AdamWSettings:
     One step, with g the gradients scaled by min(1, max_grad_norm / (norm + 1e-6)) and t counting from 1:
     m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
     w = w - lr weight_decay w (matrices only, old w) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
-    A tied weight is one parameter; a norm's weight of [N, H] counts as a matrix. Every setting is passed on explicitly to
-    every framework.
+    A tied weight is one parameter; a norm's weight of [N, H] counts as a matrix. Every setting is passed on explicitly
+    to every framework.
     """
 
     learning_rate: float = 1e-3
