@@ -11,8 +11,8 @@ from mistaken import GPT, LLAMA, POST, judge_of, probe_of
 
 from samelogits.checking.catalogue import find
 from samelogits.checking.noise import PRECISIONS, disturb
-from samelogits.checking.rounding import ROUND, round_bfloat16, round_tf32
-from samelogits.checking.scores import ROW_LIMIT, ROW_SIZE, WHOLE_LIMIT, Score, Spread
+from samelogits.checking.rounding import ROUND, round_bfloat16, round_float16, round_tf32
+from samelogits.checking.scores import ELEMENT_LIMIT, ROW_LIMIT, ROW_SIZE, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.variant import Variant
 
 ODD = replace(
@@ -276,6 +276,34 @@ def test_one_row_alone_is_judged():
     weights = spread_of((2, 40, 20), by_row=False).judge(found)
     assert weights.row == 0
     assert weights.share < 1
+
+
+def test_one_logit_alone_is_judged():
+    """In units of what its row and column make: a quiet column hides nothing, a loud one is allowed its noise."""
+    rng = np.random.default_rng(4)
+    loudness = np.where(np.arange(5000) == 7, 20.0, 1.0)
+    reference = rng.standard_normal((2, 4, 5000))
+    spread = Spread(reference, np.ones(reference.shape, bool), PRECISIONS["float32"], by_element=True)
+    for _ in range(8):
+        spread.add(reference + 1e-3 * loudness * rng.standard_normal(reference.shape))
+    honest = spread.judge(reference + 1e-3 * loudness * rng.standard_normal(reference.shape))
+    assert 3 < honest.element < 0.5 * ELEMENT_LIMIT
+    for column, factor, off in ((8, 15, True), (7, 100, False), (7, 300, True)):
+        found = reference.copy()
+        found[1, 2, column] += factor * 1e-3
+        score = spread.judge(found)
+        assert (score.share > 1) == off
+        assert score.whole < WHOLE_LIMIT
+        assert not off or score.element > ELEMENT_LIMIT
+
+
+def test_float16_has_a_smallest_number():
+    """Next to 0 its roundings are no longer relative."""
+    reference = np.full((1, 1, 32), 1e-7)
+    spread = Spread(reference, np.ones_like(reference, bool), PRECISIONS["float16"])
+    spread.add(reference)
+    assert spread.judge(round_float16(reference)).share < 1
+    assert spread.judge(reference + 2.0**-22).share > 1
 
 
 @pytest.mark.parametrize("width", [ROW_SIZE - 1, ROW_SIZE])

@@ -85,7 +85,8 @@ def check_candidate(
     probe = choose_probe(candidate, config, tokens, attention_mask)
     progress(f"{candidate.name}: logits and taps")
     output = check_output(candidate.run(probe), config, probe, candidate.name)
-    name = precision or candidate.precision or shown_precision(output)
+    told = precision or candidate.precision
+    name = told or shown_precision(output)
     if name not in PRECISIONS:
         raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {name!r}")
     parameters = checkpoint.parameters()
@@ -120,6 +121,8 @@ def check_candidate(
     result.logits = logit_statistics(output.logits.astype(np.float64), expected, probe.mask_BT, total["logits"])
     result.weights = {key: _hash(np.asarray(array, np.float32)) for key, array in parameters.items()}
     report.doubts += _doubts(output, expected, probe, result)
+    if told is None and name in ("bfloat16", "float16") and not local:
+        report.doubts.append(f"its logits are {name}, and nothing says that the rest is: say its precision")
     if lost := int((judge.lost.get("logits", ~probe.mask_BT) & probe.mask_BT).sum()):
         left = int(probe.mask_BT.sum()) - lost
         result.notes.append(
@@ -252,8 +255,9 @@ def logit_statistics(found: Array, expected: Array, mask_BT: Array, score: Score
 
 
 def shown_precision(output: Output) -> str:
-    """The narrowest format that holds all that the candidate gave."""
-    arrays = list(output.taps.values())
+    """The narrowest format that holds all taps that the candidate gave, or else its logits: a model of 16 bits may have
+    a head that isn't."""
+    arrays = [array for name, array in output.taps.items() if name != "logits"] or [output.logits]
     finite = [array[np.isfinite(array)] for array in arrays]
     telling = any(array.size and np.ptp(array) > 0 for array in finite)  # not a constant, not NaN alone
     for name in ("bfloat16", "float16", "float32"):

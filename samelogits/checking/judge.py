@@ -161,7 +161,8 @@ class Judge:
             if name in self.taps:
                 real, mistaken = self.real(name, value, local), plant is not no_mistake
                 real = real & self._telling(name, value) if mistaken else real
-                found[name] = Spread(value, real, self.precision, not name.endswith(".weights"), mistaken)
+                by_row, by_element = not name.endswith(".weights"), name == "logits"
+                found[name] = Spread(value, real, self.precision, by_row, by_element, mistaken)
         for seed in range(runs):
             noisy = self.variant(plant, places)
             disturb(noisy, self.precision, seed)

@@ -23,13 +23,15 @@ class Precision:
     """Unit roundoffs of a way to compute.
 
     storage: of every operation's result. factors: of what products read. inside: of sums and of what norms, softmax and
-    activations compute before their result is stored.
+    activations compute before their result is stored. smallest: half of the spacing next to 0, where roundings are no
+    longer relative; 0 where nothing comes near.
     """
 
     name: str
     storage: float
     factors: float
     inside: float
+    smallest: float = 0.0
 
 
 PRECISIONS = {
@@ -37,7 +39,7 @@ PRECISIONS = {
     "float32": Precision("float32", 2.0**-24, 0.0, 2.0**-24),
     "tf32": Precision("tf32", 2.0**-24, 2.0**-11, 2.0**-24),
     "bfloat16": Precision("bfloat16", 2.0**-8, 0.0, 2.0**-24),
-    "float16": Precision("float16", 2.0**-11, 0.0, 2.0**-24),
+    "float16": Precision("float16", 2.0**-11, 0.0, 2.0**-24, 2.0**-25),
 }
 # Errors of library functions, in units of `inside`: relative for exp, absolute for tanh and erf, whose GELU in torch is
 # that inaccurate.
@@ -64,6 +66,8 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         noise *= unit
         noise += 1
         noise *= x
+        if p.smallest and unit == p.storage:
+            noise += uniform(x.shape) * p.smallest
         return noise
 
     def passed(x: Array, moved: Array) -> Array:

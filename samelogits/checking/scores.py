@@ -10,10 +10,10 @@ import numpy as np
 from samelogits.checking.noise import Precision
 
 Array = np.ndarray
-# An honest run's scores stay below both limits with room: docs/bounds.md has the measured distributions. Where the
-# noise
+# An honest run's scores stay below the limits with room: docs/bounds.md has the measured distributions. Where the noise
 # rests on a few rows, as in attention weights that are nearly 0 or 1, the whole is no better known than a row.
 WHOLE_LIMIT, ROW_LIMIT = 1.5, 4.0
+ELEMENT_LIMIT = 12.0  # of a logit, of which a vocabulary has so many that one is lost in its row
 ROW_SIZE = 16  # a row with fewer elements says too little about its own noise
 
 
@@ -22,6 +22,7 @@ class Score:
     """A tap's error in units of its noise.
 
     whole: root mean square of the error over that of the noise, the whole tap. row: the same of the worst row.
+    element: the largest error of one, where single ones are judged, over the noise that its row and column have.
     error: root mean square of the error. noise: root mean square of the noise. row_place: the worst row's index.
     rows: how many rows the noise rests on, effectively. surprise: mean negative log-likelihood of an element, were the
     noise Gaussian, but for a constant. share: the error as a share of the limit; above 1 is more than rounding makes.
@@ -34,11 +35,13 @@ class Score:
     row_place: tuple[int, ...]
     rows: float = 1.0
     surprise: float = np.inf
+    element: float = 0.0
     share: float = field(init=False)
 
     def __post_init__(self) -> None:
         limit = WHOLE_LIMIT + (ROW_LIMIT - WHOLE_LIMIT) / max(self.rows, 1.0) ** 0.5
-        object.__setattr__(self, "share", float(max(self.whole / limit, self.row / ROW_LIMIT)))
+        shares = self.whole / limit, self.row / ROW_LIMIT, self.element / ELEMENT_LIMIT
+        object.__setattr__(self, "share", float(max(shares)))
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Spread:
     """The noise of one tap, gathered over runs. real: which elements mean something (padding means nothing).
 
     by_row: whether a single row is judged too; not attention weights, most of whose rows rest on a few elements.
+    by_element: whether a single element is.
     mistaken: whether the reference makes a mistake. Where it is then not finite, the candidate must not be either, and
     no number tells more.
     """
@@ -54,9 +58,11 @@ class Spread:
     real: Array
     precision: Precision
     by_row: bool = True
+    by_element: bool = False
     mistaken: bool = False
     _wild: Array = field(init=False)  # real places at which the reference is not finite
     _squares: Array = field(init=False)
+    _columns: Array = field(init=False)  # by column, the sum of the squares of all rows
     _counts: Array = field(init=False)
     _runs: int = 0
 
@@ -65,12 +71,15 @@ class Spread:
         self._wild, self.real = self.real & ~finite, self.real & finite
         self._counts = self.real.sum(-1)
         self._squares = np.zeros(self.reference.shape[:-1])
-        self._floor = np.square(self.precision.storage * self.reference) / 3  # the error of storing the result
+        self._columns = np.zeros(self.reference.shape[-1])
+        # The error of storing the result.
+        self._floor = (np.square(self.precision.storage * self.reference) + self.precision.smallest**2) / 3
 
     def add(self, run: Array) -> None:
         """One run with noise."""
-        squares = np.maximum(np.square(run - self.reference), self._floor)
-        self._squares += np.where(self.real, squares, 0).sum(-1)
+        squares = np.where(self.real, np.maximum(np.square(run - self.reference), self._floor), 0)
+        self._squares += squares.sum(-1)
+        self._columns += squares.reshape(-1, squares.shape[-1]).sum(0)
         self._runs += 1
 
     @property
@@ -92,8 +101,9 @@ class Spread:
     def widened(self, value: Array) -> Spread:
         """The noise and a further one, as large as this value is away from the reference, row by row."""
         other = copy.copy(self)
-        squares = np.where(self.real, np.square(value - self.reference), 0).sum(-1)
-        other._squares = self._squares + max(self._runs, 1) * squares
+        squares = max(self._runs, 1) * np.where(self.real, np.square(value - self.reference), 0)
+        other._squares = self._squares + squares.sum(-1)
+        other._columns = self._columns + squares.reshape(-1, squares.shape[-1]).sum(0)
         return other
 
     def judge(self, candidate: Array) -> Score:
@@ -119,7 +129,16 @@ class Spread:
             row_place=tuple(map(int, place)),
             rows=float(noise.sum() ** 2 / max(np.square(noise).sum(), np.finfo(float).tiny)),
             surprise=float(surprise / max(2 * total, 1)),
+            element=self._worst_element(errors) if self.by_element else 0.0,
         )
+
+    def _worst_element(self, errors: Array) -> float:
+        """Of squared errors, in units of the noise that an element has if rows and columns share it out."""
+        rows, columns = self.noise, self._columns / max(self._columns.mean(), np.finfo(float).tiny)
+        worst = 0.0
+        for index in np.ndindex(rows.shape):  # a row at a time: a vocabulary is large
+            worst = max(worst, float(_ratio(errors[index], rows[index] * columns).max(initial=0.0)))
+        return worst
 
 
 def _ratio(errors: Array, noise: Array) -> Array:
