@@ -165,7 +165,10 @@ def check_mask(mask: Any, shape: tuple[int, int]) -> np.ndarray:
     """An attention mask as bool of this shape; all true when None."""
     if mask is None:
         return np.ones(shape, bool)
-    array = np.asarray(mask)
+    try:
+        array = np.asarray(mask)
+    except ValueError:
+        raise InputError("attention_mask: expected rows of one length") from None
     if array.ndim == 1:
         array = array[None]
     if array.shape != shape:

@@ -52,7 +52,7 @@ def add_commands(command: Command, default_model: str) -> None:
             help="your own: module:function, a recording's .npz or .safetensors, hf: (transformers on the same "
             "weights), hf:FOLDER, torch, jax or numpy; options as in hf:?dtype=bfloat16",
         )
-        to.add_argument("--name-map", metavar="FILE.yaml", help="names of its activations, or a built-in map's name")
+        to.add_argument("--name-map", metavar="FILE.yaml", help="of its activations; or a built-in one's name; or none")
         to.add_argument("--precision", help="what the candidate computes in (default: what it says or shows)")
 
     check = command(
@@ -255,6 +255,8 @@ def _diagnose(options: argparse.Namespace) -> int:
         lines += ["    " + ", ".join(f"{tap} {share:.2g}" for tap, share in worst) + " of the limit"] if worst else []
     if report.first_divergence and not any(cause.explains for cause in result.causes):
         lines += ["", f"No known mistake explains it: an unknown one at {report.first_divergence}."]
+    lines += ["", *report.doubts] if report.doubts else []
+    lines += result.notes
     for undecided in result.undecided:
         lines.append(f"undecided: {undecided.code} {undecided.title}: {undecided.reason}; {undecided.decided_by}")
     say("\n".join(lines))

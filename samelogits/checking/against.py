@@ -71,7 +71,7 @@ def check_candidate(
     catalogue: Mapping[str, Mistake] = CATALOGUE,
     diagnose: bool = True,
     progress: Progress = lambda text: None,
-    seconds: float = 120.0,
+    seconds: float = 240.0,
 ) -> Report:
     """Compare a candidate's logits and taps with the reference's, and name the mistake if they are not the same.
 
@@ -104,11 +104,18 @@ def check_candidate(
         environment={"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()},
     )
     judge = Judge(config, parameters, probe, output.taps, name)
-    local = len(output.taps) > 1
     progress("reference with noise")
     if config.n_experts is not None:
         judge.find_lost()
     total_spreads, total = judge.measure(local=False)
+    if getattr(candidate, "guessed", False) and (odd := _misnamed(total)):
+        report.doubts.append(
+            f"its taps {', '.join(odd)} are off, and its logits are not: under the names that were guessed for them "
+            "they may hold something else, in another layout or scale; say --name-map FILE, or none for logits alone"
+        )
+        for tap in [tap for tap in output.taps if tap.rpartition(".")[2] in odd]:
+            del output.taps[tap], total_spreads[tap], total[tap], judge.taps[tap]
+    local = len(output.taps) > 1
     local_spreads, scores = judge.measure(local=True) if local else (total_spreads, total)
     for tap in tap_names(config):
         if tap not in output.taps:
@@ -121,6 +128,8 @@ def check_candidate(
     result.logits = logit_statistics(output.logits.astype(np.float64), expected, probe.mask_BT, total["logits"])
     result.weights = {key: _hash(np.asarray(array, np.float32)) for key, array in parameters.items()}
     report.doubts += _doubts(output, expected, probe, result)
+    if output.ends_outside:
+        report.doubts.append("its largest logit is in a column past the vocabulary, which was not compared")
     if told is None and name in ("bfloat16", "float16") and not local:
         report.doubts.append(f"its logits are {name}, and nothing says that the rest is: say its precision")
     if lost := int((judge.lost.get("logits", ~probe.mask_BT) & probe.mask_BT).sum()):
@@ -141,12 +150,20 @@ def check_candidate(
         result.interval = _interval(first.name, result, config)
         result.spread = describe_places(map(place_of, off)) if by_local else ""
         result.card = _card(first.name, config, candidate)
+        if total["logits"].share <= 1:
+            result.notes.append(
+                "its logits are within their limit: what is off may hold something else than its name says, in another "
+                "layout or scale, or is undone later"
+            )
         if diagnose:
             # What is not finite may come from padding, which one step away from the candidate's own values is not read.
             stepwise = by_local and all(np.isfinite(tap.found) for tap in result.taps)
             spreads, judged = (local_spreads, scores) if stepwise else (total_spreads, total)
             search = Diagnosis(judge, spreads, judged, stepwise, catalogue.values(), progress=progress)
             result.causes = search.run()
+            named = {"SL825": "bfloat16", "SL826": "float16"}.get(result.causes[0].code if result.causes else "")
+            if told is None and named and result.causes[0].explains:
+                result.notes.append(f"where {named} is meant, say --precision {named}: then it is no mistake")
             if search.untried:
                 result.notes.append(f"{search.untried} reruns with known mistakes were left out for want of time")
     else:
@@ -157,6 +174,12 @@ def check_candidate(
     report.stages += later_stages(report, judge, candidate, output, total_spreads, catalogue, progress)
     report.seconds = time.monotonic() - started
     return report
+
+
+def _misnamed(total: Mapping[str, Score]) -> list[str]:
+    """The kinds of taps that are off though the logits, which follow from them, are not."""
+    off = [tap.rpartition(".")[2] for tap, score in total.items() if score.share > 1]
+    return list(dict.fromkeys(off)) if total["logits"].share <= 1 else []
 
 
 def _has_exact_bits(logits: Array, config: DecoderConfig, parameters: Mapping[str, Array], probe: Probe) -> bool:
@@ -178,7 +201,7 @@ def choose_probe(candidate: Candidate, config: DecoderConfig, tokens: Any, atten
     if tokens is None and attention_mask is not None:
         raise InputError("attention_mask: expected tokens beside it, found none")
     probe = candidate.probe or make_probe(
-        config.vocab_size, config.position_limit, tokens, attention_mask, length=LENGTH
+        config.vocab_size, config.position_limit, tokens, attention_mask, length=LENGTH, room=0
     )
     if not probe.mask_BT.any():
         raise InputError("attention_mask: expected at least one real token, found none")
@@ -200,10 +223,9 @@ def _note_undecided(
     result.tried = len(trials)
     for trial in trials:
         m = trial.mistake
-        if trial.present:
-            report.doubts.append(
-                f"below the bound it looks as if it had {m.code}, {m.title}: {trial.alpha:.2f} of its effect"
-            )
+        if trial.present or trial.along:
+            seen = "it looks as if it had" if trial.present else "its error runs along"
+            report.doubts.append(f"below the bound {seen} {m.code}, {m.title}: {trial.alpha:.2f} of its effect")
         if not trial.decided:
             why, how = trial.reason(result.precision), trial.decided_by(result.precision)
             result.undecided.append(Undecided(m.code, m.title, why, how))

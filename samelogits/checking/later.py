@@ -19,6 +19,7 @@ from samelogits.checking.report import Cause, Report, StageResult, Undecided
 from samelogits.checking.scores import ROW_LIMIT, Spread
 from samelogits.checking.variant import Variant
 from samelogits.errors import CandidateError
+from samelogits.parameters import parameter_shapes
 from samelogits.rotary import rotary_frequencies
 from samelogits.schedule import AdamWSettings
 
@@ -68,6 +69,7 @@ class _Stages:
         progress: Progress,
     ):
         assert report.candidate is not None
+        self.report = report
         self.result, self.judge, self.candidate, self.output = report.candidate, judge, candidate, output
         self.catalogue, self.progress, self.probe = catalogue, progress, judge.probe
 
@@ -179,6 +181,13 @@ class _Stages:
             return None
         if not self._counted.any():
             return self.skipped("gradients", NO_TARGET)
+        for name, shape in parameter_shapes(self.judge.config).items():
+            given = self.output.gradients.get(name)
+            fault = "is missing" if given is None else f"expected shape {list(shape)}, found {list(given.shape)}"
+            if given is not None and given.shape == shape:
+                fault = "" if np.isfinite(given).all() else "is not finite"
+            if fault:
+                return self._result("gradients", np.inf, np.inf, f"{name}: {fault}", 1)
         if self.result.precision != "float64":
             return self.skipped("gradients", "their bound is close enough in float64 alone")
         self.progress("gradients with noise")
@@ -187,12 +196,6 @@ class _Stages:
         shares: dict[str, tuple[float, float]] = {}
         for layer in dict.fromkeys(name.rpartition(".")[0] for name in reversed(expected)):
             names = [name for name in expected if name.rpartition(".")[0] == layer]
-            for name in names:
-                given = self.output.gradients.get(name)
-                if given is None or given.shape != expected[name].shape:
-                    wanted = f"expected shape {list(expected[name].shape)}"
-                    fault = "is missing" if given is None else f"{wanted}, found {list(given.shape)}"
-                    return self._result("gradients", np.inf, np.inf, f"{name}: {fault}", len(shares))
             error = sum(float(np.square(self.output.gradients[n] - expected[n]).sum()) for n in names)
             noise = sum(float(np.square(run[n] - expected[n]).sum()) for run in noisy for n in names) / len(noisy)
             shares[layer] = _share(np.sqrt(error), GRADIENT_LIMIT * np.sqrt(noise)), np.sqrt(error)
@@ -217,6 +220,9 @@ class _Stages:
             if not found:
                 raise CandidateError(f"candidate {self.result.name}: training: expected {STEPS} losses, found none")
         found = found[:STEPS]  # a recording may claim any number
+        if len(found) < STEPS:
+            few = f"{len(found)} of {STEPS} losses" if len(found) > 1 else "the loss before the first step alone"
+            self.report.doubts.append(f"training: {few} can't show what the optimizer does")
         self.progress("training with noise")
         steps = len(found)
         expected = train(self.judge.variant(), TRAINING, steps)
@@ -248,6 +254,8 @@ class _Stages:
                 f"found {list(found.shape)}"
             )
         counted_BT, logits = self._counted, np.asarray(self.output.logits, np.float64)
+        if not counted_BT.any():
+            return self.skipped("log-probabilities", NO_TARGET)
         ids_BT1 = np.where(counted_BT, p.targets_BT, 0)[..., None]
         meanings = {"raw": logits, f"at temperature {TEMPERATURE}": logits / TEMPERATURE, f"top-p {TOP_P}": None}
         errors, largest = {}, 0.0

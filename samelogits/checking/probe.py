@@ -23,16 +23,23 @@ class Probe:
 
 
 def make_probe(
-    vocab_size: int, limit: int | None, tokens: Any = None, attention_mask: Any = None, length: int = 32
+    vocab_size: int,
+    limit: int | None,
+    tokens: Any = None,
+    attention_mask: Any = None,
+    length: int = 32,
+    room: int = NEW_TOKENS,
 ) -> Probe:
     """The given tokens, or two rows of pseudo-random ids, the second padded on the left.
 
-    limit: positions that the model has, so that generation still fits.
+    limit: positions that the model has. room: how many of them are left for generation.
     """
     if tokens is None:
-        length = length if limit is None else max(1, min(length, limit - NEW_TOKENS))
-        ids = (np.arange(2 * length, dtype=np.uint64) * 2654435761 % 2**32 % vocab_size).astype(np.int64)
-        tokens_BT = ids.reshape(2, length)
+        length = length if limit is None else max(1, min(length, limit - room))
+        mixed = np.arange(2 * length, dtype=np.uint64) * 2654435761 % 2**32
+        # In a vocabulary smaller than a row the low bits repeat themselves, and so would the rows.
+        ids = mixed % vocab_size if vocab_size > length else mixed * vocab_size >> 32
+        tokens_BT = ids.astype(np.int64).reshape(2, length)
         mask_BT = np.ones((2, length), bool)
         mask_BT[1, : length // 5] = False
     else:

@@ -21,6 +21,7 @@ from samelogits.checking.scores import WHOLE_LIMIT, Spread
 Array = np.ndarray
 SIGNAL = 6.0  # effect over noise from which alpha decides
 NEAR = 0.2  # of alpha to 1
+ALONG = 10.0  # alpha over its chance in an honest run, from which an error is no rounding
 NOTHING = 1e-12  # a relative effect that is float64's own rounding
 
 
@@ -41,6 +42,11 @@ class Trial:
     def present(self) -> bool:
         """Whether the candidate makes it."""
         return not self.mistake.rounding and self.signal >= SIGNAL and abs(self.alpha - 1) <= NEAR
+
+    @property
+    def along(self) -> bool:
+        """Whether the candidate's error has more of its direction than rounding has: a relative of it is made."""
+        return not self.mistake.rounding and abs(self.alpha) >= NEAR and abs(self.alpha) * self.signal >= ALONG
 
     @property
     def decided(self) -> bool:

@@ -32,6 +32,7 @@ from samelogits.checking.candidates.recording import (
     record,
     write_recording,
 )
+from samelogits.checking.noise import PRECISIONS
 from samelogits.checkpoints import Checkpoint
 from samelogits.errors import CandidateError, SamelogitsError
 
@@ -54,10 +55,13 @@ def open_candidate(
     """The candidate that the spec names or is; FORMS says what that may be.
 
     "module:name" is imported as if from the current folder; "module:name()" is called once, and gives the candidate.
-    name_map: of a module's activations: a map, a built-in one's name or a YAML file (default: the best built-in one).
-    dtype: what "hf:" and the backends compute in (default float32), and what a function says that it computes in.
+    name_map: of a module's activations: a map, a built-in one's name, a YAML file, or "none" for its logits alone
+    (default: the best built-in one). dtype: what "hf:" and the backends compute in (default float32), and what a
+    function or a recording says that it was computed in.
     Raises CandidateError, InputError or BackendError.
     """
+    if dtype is not None and dtype not in PRECISIONS:
+        raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {dtype!r}")
     found_map = _name_map(name_map)
     if isinstance(spec, str | os.PathLike):
         return _named(os.fspath(spec), checkpoint, found_map, dtype)
@@ -67,6 +71,8 @@ def open_candidate(
 def _name_map(given: NameMap | str | Path | None) -> NameMap | None:
     if given is None or isinstance(given, NameMap):
         return given
+    if str(given) == "none":
+        return NameMap("none")
     return NameMap.builtin(str(given)) if str(given) in ORDER else NameMap.read(given)
 
 
@@ -110,7 +116,9 @@ def _named(spec: str, checkpoint: Checkpoint, name_map: NameMap | None, dtype: s
         )
         return ModelCandidate(model)
     if Path(spec).suffix in SUFFIXES:
-        return read_recording(spec, checkpoint.config)
+        recording = read_recording(spec, checkpoint.config)
+        recording.precision = dtype or recording.precision
+        return recording
     match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(\))?", spec)
     if match is None:
         raise CandidateError(f"candidate: expected {FORMS}, found {spec[:200]!r}")

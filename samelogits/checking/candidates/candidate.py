@@ -26,7 +26,8 @@ class Output:
     logits [B, T, V]; taps: by the names of samelogits.taps, each of its shape, float32 or float64. loss: of the probe's
     targets; gradients: by canonical parameter name; losses: before each step of training; log_probabilities: of the
     targets, [B, T]. unmapped: names of activations for which no tap is known. notes: what the reader of the report
-    should know, in words. A function may give arrays of any framework.
+    should know, in words. ends_outside: whether the largest logit of a real place is none of the vocabulary's. A
+    function may give arrays of any framework.
     """
 
     logits: Array
@@ -37,6 +38,7 @@ class Output:
     log_probabilities: Array | None = None
     unmapped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    ends_outside: bool = False
 
 
 @runtime_checkable
@@ -105,7 +107,7 @@ def output_of(found: Any, name: str) -> Output:
         found = found.logits
     elif isinstance(found, Mapping):
         if "logits" not in found:
-            raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {sorted(found)[:8]}")
+            raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {[*map(str, found)][:8]}")
         taps, found = {key: value for key, value in found.items() if key != "logits"}, found["logits"]
     if "log_probabilities" in taps:
         log_p = taps["log_probabilities"]
@@ -160,9 +162,9 @@ def to_numpy(array: Any, label: str) -> Array:
         raise CandidateError(
             f"{label}: expected an array of numbers, found {type(array).__name__}: {in_words(error)}"
         ) from error
-    if found.dtype.kind in "OSUMmc" or found.dtype == bool:
+    if found.dtype.kind in "OSUMmc" or found.dtype == bool or found.dtype.names:
         raise CandidateError(f"{label}: expected real numbers, found dtype {found.dtype}")
-    return np.array(found, np.float64 if found.dtype == np.float64 else np.float32)
+    return np.array(found, np.float64 if found.dtype.kind == "f" and found.dtype.itemsize >= 8 else np.float32)
 
 
 def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str) -> Output:
@@ -179,6 +181,8 @@ def check_output(output: Output, config: DecoderConfig, probe: Probe, name: str)
             f"its logits have {found[2]} columns for a vocabulary of {c.vocab_size}: the last "
             f"{found[2] - c.vocab_size} were not compared"
         )
+        inside, outside = output.logits[..., : c.vocab_size].max(-1), output.logits[..., c.vocab_size :].max(-1)
+        output.ends_outside = bool((outside > inside)[probe.mask_BT].any())
         output.logits = output.logits[..., : c.vocab_size]
     elif found != expected:
         raise CandidateError(f"candidate {name}: logits: expected shape {list(expected)}, found {list(found)}")

@@ -134,6 +134,7 @@ class ModuleCandidate:
     ):
         """paths: module path to module. call: the method whose parameters say what it takes."""
         self.module, self.config, self.forward = module, config, forward
+        self.guessed = name_map is None
         if name_map is None:
             name_map = NameMap.guess(paths, config)
         self.name_map = name_map
@@ -185,7 +186,7 @@ def logits_of(found: Any, name: str) -> Array:
     """The logits in what a decoder returned: itself, its first element, or its field of that name."""
     if isinstance(found, Mapping):
         if "logits" not in found:
-            raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {sorted(found)[:8]}")
+            raise CandidateError(f"candidate {name}: expected a mapping with 'logits', found {[*map(str, found)][:8]}")
         found = found["logits"]
     elif isinstance(found, tuple | list) and not hasattr(found, "logits"):
         if not found:
