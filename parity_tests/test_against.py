@@ -1,5 +1,7 @@
 """Verdicts on candidates: what passes, what fails, what proves nothing, and what a report says of it."""
 
+from functools import partial
+
 import mistaken
 import numpy as np
 import pytest
@@ -10,11 +12,28 @@ from samelogits.backend import get_backend
 from samelogits.batch import make_batch
 from samelogits.checking.against import FEWEST, check_candidate, operation_of, shown_precision
 from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
+from samelogits.checking.catalogue import find
 from samelogits.checking.measures import compare
 from samelogits.checking.probe import make_probe
 from samelogits.checking.rounding import round_bfloat16, round_float16
+from samelogits.checking.scores import ELEMENT_LIMIT
 from samelogits.errors import CandidateError, CheckpointError, SamelogitsError
 from samelogits.taps import tap_names
+
+
+class Silent:
+    """A candidate that doesn't say what it computes in."""
+
+    precision, probe, takes_mask = None, None, True
+
+    def __init__(self, port):
+        self.port, self.name = port, port.name
+
+    def run(self, probe):
+        return self.port.run(probe)
+
+    def source_of(self, tap):
+        return "", ""
 
 
 class Changed(Port):
@@ -335,3 +354,118 @@ def test_logits_of_exact_arithmetic_are_the_same_bits():
     for function, verdict in ((run, "same bits"), (off, "same function")):
         report = check_candidate(mistaken.checkpoint_of(LLAMA), FunctionCandidate(function, "exact", "float32"))
         assert report.verdict == verdict, report.doubts
+
+
+# What a pass must not hide
+
+
+def test_one_logit_that_is_wrong_in_16_bits_is_different():
+    """Its row, and all logits, are within their limits: one of 97 is lost in them, and one of 32,000 the more."""
+
+    def without_one(output, probe):
+        output.logits[..., 5] += 4.0
+        return Output(output.logits, {})
+
+    report = check(LLAMA, Changed(LLAMA, without_one, precision="bfloat16", taps=["logits"]), diagnose=False)
+    assert report.verdict == "different function"
+    logits = next(tap for tap in report.candidate.taps if tap.name == "logits")
+    assert logits.cumulative.element > ELEMENT_LIMIT
+
+
+def test_16_bit_logits_alone_do_not_tell_the_precision():
+    """A float32 program with a mistake, whose logits are cast, would be judged by the noise of bfloat16."""
+
+    def cast(output, probe):
+        return Output(round_bfloat16(output.logits.astype(np.float64)).astype(np.float32), {})
+
+    for told in (None, "bfloat16"):
+        candidate = Silent(Changed(LLAMA, cast, precision="float32", taps=["logits"]))
+        report = check(LLAMA, candidate, precision=told, diagnose=False)
+        said = "its logits are bfloat16, and nothing says that the rest is: say its precision" in report.doubts
+        assert said == (told is None)
+
+
+def test_a_head_of_another_precision_does_not_hide_that_of_the_taps():
+    """bfloat16 throughout, but for logits in float32."""
+
+    def head(output, probe):
+        return Output(output.logits + np.float32(1e-4), output.taps)
+
+    report = check(LLAMA, Silent(Changed(LLAMA, head, precision="bfloat16")), diagnose=False)
+    assert report.candidate.precision == "bfloat16"
+    assert report.verdict == "same function"
+
+
+def test_bfloat16_that_was_not_said_is_named_with_what_to_say():
+    def shift(output, probe):
+        return Output(output.logits + np.float32(1e-4), {})
+
+    report = check(LLAMA, Silent(Changed(LLAMA, shift, precision="bfloat16", taps=["logits"])))
+    assert report.verdict == "different function"
+    assert report.causes[0].code == "SL825"
+    assert any("say --precision bfloat16" in note for note in report.candidate.notes)
+
+
+def test_an_error_along_a_mistake_is_a_doubt():
+    """Not the mistake itself, but a relative of it, as other groups of 8-bit integers are of SL813."""
+    probe = probe_of(GPT, 32)
+    right, wrong = (mistaken.run(GPT, probe, plant)[1]["logits"] for plant in (None, find("SL813").plant))
+
+    def moved(output, probe, factor):
+        if probe.tokens_BT.shape != right.shape[:2]:  # rows alone, which are right
+            return output
+        return Output(output.logits + (factor * (wrong - right)).astype(np.float32), {})
+
+    for factor in (0.05, 0.7, -0.7):
+        port = Changed(GPT, partial(moved, factor=factor), precision="bfloat16", taps=["logits"])
+        report = check(GPT, port, probe=probe, diagnose=False)
+        assert report.first_divergence is None
+        assert ("its error runs along SL813" in doubts(report)) == (abs(factor) > 0.5)
+
+
+def test_columns_past_the_vocabulary_that_win_are_a_doubt():
+    for value in (-99.0, 99.0):
+
+        def padded(output, probe, value=value):
+            more = np.full((*output.logits.shape[:2], 3), np.float32(value))
+            return Output(np.concatenate([output.logits, more], axis=-1), {})
+
+        report = check(GPT, Changed(GPT, padded, taps=["logits"]), diagnose=False)
+        assert ("in a column past the vocabulary" in doubts(report)) == (value > 0)
+
+
+def test_taps_that_mean_something_else_are_said_to_be_so():
+    """Named by the candidate: a difference, with a note. Under guessed names: a doubt, and the rest is judged."""
+
+    def unscaled(output, probe):
+        taps = {n: a * 2 if n.endswith((".q", ".q_rotated")) else a for n, a in output.taps.items()}
+        return Output(output.logits, taps)
+
+    port = Changed(LLAMA, unscaled)
+    report = check(LLAMA, port, diagnose=False)
+    assert report.verdict == "different function"
+    assert any("its logits are within their limit" in note for note in report.candidate.notes)
+    port = Changed(LLAMA, unscaled)
+    port.guessed = True
+    report = check(LLAMA, port, diagnose=False)
+    assert report.verdict == "not proven"
+    assert "its taps q, q_rotated" in doubts(report)
+    assert not any(tap.name.endswith((".q", ".q_rotated")) for tap in report.candidate.taps)
+    assert len(report.candidate.taps) > 20
+    port = Port(LLAMA, "SL421")  # whose logits are off too
+    port.guessed = True
+    assert check(LLAMA, port, diagnose=False).verdict == "different function"
+
+
+@pytest.mark.parametrize("size", [2, 16, 48, 49, 256])
+def test_the_rows_of_a_probe_differ(size):
+    rows = make_probe(size, None, length=48).tokens_BT
+    assert not np.array_equal(*rows)
+    assert set(np.unique(rows)) <= set(range(size))
+    assert size > 16 or len(np.unique(rows)) == size
+
+
+def test_every_row_of_a_short_table_is_read():
+    port = Port(GPT)
+    check_candidate(mistaken.checkpoint_of(GPT), port, diagnose=False)
+    assert max(probe.tokens_BT.shape[1] for probe in port.seen) == min(48, GPT.max_seq_len)

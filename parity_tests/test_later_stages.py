@@ -230,6 +230,29 @@ def test_without_targets_nothing_of_the_loss_is_compared():
         assert (stage(report, name).verdict, stage(report, name).reason) == ("skipped", later.NO_TARGET)
 
 
+def test_log_probabilities_without_targets_are_not_compared():
+    probe = make_probe(GPT.vocab_size, None, np.arange(16)[:, None])
+    report = check(GPT, Port(GPT, log_probabilities=np.full((16, 1), 99.0)), probe=probe, diagnose=False)
+    assert stage(report, "log-probabilities").reason == later.NO_TARGET
+
+
+def test_gradients_that_are_not_finite_differ_in_any_precision():
+    arrays = {name: np.full_like(array, np.nan) for name, array in mistaken.wide(GPT).items()}
+    found = stage(check(GPT, Port(GPT, gradients=arrays), diagnose=False), "gradients")
+    assert found.verdict == "different"
+    assert "is not finite" in found.where
+
+
+def test_a_loss_alone_is_no_training():
+    probe = probe_of(GPT)
+    loss = load(GPT, cpu("numpy"), "float64", mistaken.wide(GPT)).loss(
+        probe.tokens_BT, probe.targets_BT, attention_mask=probe.mask_BT
+    )
+    report = check(GPT, Port(GPT, losses=[loss]), diagnose=False)
+    assert report.verdict == "not proven"
+    assert any("the loss before the first step alone can't show" in doubt for doubt in report.doubts)
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.00001])
 @pytest.mark.parametrize("config", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_gradients_are_compared(config, factor):

@@ -162,7 +162,7 @@ def check_candidate(
             search = Diagnosis(judge, spreads, judged, stepwise, catalogue.values(), progress=progress)
             result.causes = search.run()
             named = {"SL825": "bfloat16", "SL826": "float16"}.get(result.causes[0].code if result.causes else "")
-            if told is None and named and result.causes[0].explains:
+            if told is None and named and result.causes[0].share <= 1:
                 result.notes.append(f"where {named} is meant, say --precision {named}: then it is no mistake")
             if search.untried:
                 result.notes.append(f"{search.untried} reruns with known mistakes were left out for want of time")
