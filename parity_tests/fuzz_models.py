@@ -86,7 +86,6 @@ def canonical() -> Parser:
         json.dumps(whole | {"decoder": decoder, "tokenizer": "bytes", "eos_token_ids": [1]}) for decoder in decoders
     }
     seeds = {f"{i}": text.encode() for i, text in enumerate(sorted(texts))}
-    absent = {field.name: field.default for field in dataclasses.fields(DecoderConfig)}
 
     def check(data: bytes) -> None:
         decoder = parse_json(data, "config.json").get("decoder")
@@ -95,10 +94,8 @@ def canonical() -> Parser:
             written = json.loads(json.dumps(found.to_dict()))
             same(DecoderConfig.from_dict(written), found, "config")
             for name, value in written.items():
-                meant = decoder.get(name, absent[name])
-                if isinstance(meant, dict):
-                    meant = dict.fromkeys(value) | meant
-                same(value, list(meant) if isinstance(meant, tuple) else meant, name)
+                meant = decoder[name]
+                same(value, dict.fromkeys(value) | meant if isinstance(meant, dict) else meant, name)
         read_canonical(scratch.write("config.json", data).parent)
 
     return Parser(seeds, JsonMutation(seeds.values()), check)

@@ -77,6 +77,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"vocab": 1}, "unknown 'vocab'"),
     "decoder a list": ({"decoder": []}, "decoder: expected an object"),
     "decoder short": ({"decoder": {"d_model": 1}}, "missing vocab_size"),
+    "decoder of before rope_scaling": (
+        {"decoder": {name: value for name, value in LLAMA.to_dict().items() if name != "rope_scaling"}},
+        "decoder: decoder config: missing rope_scaling",
+    ),
     "decoder long": ({"decoder": LLAMA.to_dict() | {"windows": 4}}, "unknown 'windows'"),
     "decoder wrong": ({"decoder": LLAMA.to_dict() | {"n_layers": 10**9}}, "n_layers: expected 1 to 1024"),
     "tokenizer unknown": ({"tokenizer": "../tokenizer.json"}, "tokenizer: expected 'bytes'"),

@@ -23,7 +23,7 @@ QKNorm = Literal["none", "head", "heads", "projection"]
 SIZE_LIMIT = 2**24
 LAYER_LIMIT = 2**10
 EXPERT_LIMIT = 2**16  # of all layers together
-FAULT_LIMIT = 32  # of those that one message names
+UNKNOWN_LIMIT = 32  # of the names that one message tells
 SIZES = (
     "vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "max_seq_len", "rotary_width",
     "sliding_window", "embedding_width", "n_experts", "n_active_experts", "expert_width",
@@ -271,13 +271,13 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DecoderConfig:
-        """The config with these fields, those left out at their default; a missing or unknown one raises ConfigError
-        naming all of them."""
-        fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
-        faults = [f"missing {name}" for name, wanted in sorted(fields.items()) if wanted and name not in values]
-        faults += [f"unknown {shown(name)}" for name in sorted(values.keys() - fields.keys())]
+        """The config with these fields: all of them, since one left out would be another function without a word. A
+        missing or unknown one raises ConfigError naming all of them."""
+        fields = {field.name for field in dataclasses.fields(cls)}
+        faults = [f"missing {name}" for name in sorted(fields - values.keys())]
+        faults += [f"unknown {shown(name)}" for name in sorted(values.keys() - fields)[:UNKNOWN_LIMIT]]
         if faults:
-            raise ConfigError("decoder config: " + "; ".join(faults[:FAULT_LIMIT]))
+            raise ConfigError("decoder config: " + "; ".join(faults))
         return cls(**{name: _from_json(name, value) for name, value in values.items()})
 
 
