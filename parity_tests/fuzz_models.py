@@ -40,7 +40,7 @@ PARAMS = (
     {"dim": 48, "n_layers": 2, "n_heads": 8, "n_kv_heads": 2, "multiple_of": 10, "ffn_dim_multiplier": 1.3,
      "norm_eps": 3e-6, "vocab_size": 14, "rope_theta": 5000.0, "use_scaled_rope": True, "max_batch_size": 3},
     {"dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 28, "head_dim": 10, "norm_eps": 1e-3, "vocab_size": 31,
-     "tied_embeddings": True, "max_seq_len": 40},
+     "tied_embeddings": True, "max_seq_len": 40, "rope_theta": 700.0, "sliding_window": 5},
 )  # fmt: skip
 NESTED = {"rope_scaling", "rope_parameters", "attn_config"}
 

@@ -113,6 +113,7 @@ def test_catches_the_wrong_head_count(
         replace(CONFIG, tie_embeddings=True, rope_scaling=replace(SCALING, factor=32.0)),
         replace(CONFIG, d_head=10, d_ff=21, max_seq_len=77, rope_theta=10000.0, rope_scaling=SCALING),
         replace(CONFIG, rope_scaling=replace(SCALING, high_frequency_factor=3.5)),
+        replace(CONFIG, sliding_window=3, sliding_layers=(0, 1)),
     ],
 )
 def test_round_trip_from_canonical(config: DecoderConfig, dtype: str, tmp_path: Path) -> None:
@@ -175,6 +176,14 @@ def test_what_is_absent(meta: Callable[..., Path]) -> None:
     assert config == replace(CONFIG, rope_theta=10000.0, max_seq_len=99)
 
 
+def test_mistrals_params(meta: Callable[..., Path]) -> None:
+    """Its first file has a window, for every layer; without rope_theta its base would be a million, in Meta's 10000."""
+    keys = {"multiple_of": None, "ffn_dim_multiplier": None, "hidden_dim": 170, "head_dim": 6, "sliding_window": 4}
+    config = open_checkpoint(meta(**keys)).config
+    assert config == replace(CONFIG, sliding_window=4, sliding_layers=(0, 1))
+    assert_refused(meta(**keys, rope_theta=None), "rope_theta: expected a number", "1000000", "found nothing")
+
+
 def test_a_table_stored_twice_is_a_tied_head(meta: Callable[..., Path]) -> None:
     def twice(arrays: dict[str, np.ndarray]) -> None:
         arrays["output.weight"] = arrays["tok_embeddings.weight"]
@@ -203,6 +212,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "huge": ({"dim": 10**30}, "dim"),
     "many layers": ({"n_layers": 10**9}, "n_layers: expected 1 to 1024"),
     "other vocabulary": ({"vocab_size": 15}, "tok_embeddings.weight: expected shape (15, 48), found (14, 48)"),
+    "window 0": ({"sliding_window": 0}, "sliding_window: expected 1"),
     "scaling unused": ({"rope_scaling_factor": 8.0}, "rope_scaling_factor"),
     "scaling negative": ({"use_scaled_rope": True, "rope_scaling_factor": -8.0}, "rope_scaling_factor"),
     "scaling a string": ({"use_scaled_rope": "yes"}, "use_scaled_rope: expected a value of type bool"),
@@ -219,6 +229,7 @@ def test_params_refused_in_one_line(keys: dict[str, Any], words: str, meta: Call
     [
         (replace(CONFIG, activation="gelu"), "activation must be 'silu', found 'gelu'"),
         (replace(CONFIG, qk_norm="head"), "qk_norm can't be 'head'"),
+        (replace(CONFIG, sliding_window=3, sliding_layers=(1,)), "sliding_layers can't be (1,), only (0, 1) here"),
         (replace(CONFIG, rope_scaling=RopeScaling(kind="linear", factor=2.0)), "rope_scaling can't be"),
         (replace(CONFIG, rope_scaling=replace(SCALING, original_length=4096)), "rope_scaling can't be"),
     ],

@@ -51,18 +51,30 @@ _MODULES = {
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     d_head = keys.take("head_dim", int)
     n_kv_heads = keys.take("n_kv_heads", int)
+    multiple = keys.take("multiple_of", int)
+    window = keys.take("sliding_window", int)
     return {
         "n_kv_heads": known["n_heads"] if n_kv_heads is None else n_kv_heads,
         "d_head": head_width(keys, known, "n_heads", "dim") if d_head is None else d_head,
-        "d_ff": _width(keys, known["d_model"]),
+        "d_ff": _width(keys, known["d_model"], multiple),
+        "rope_theta": _theta(keys, multiple),
         "rope_scaling": _scaling(keys, known["tie_embeddings"]),
+        "sliding_window": window,
+        "sliding_layers": () if window is None else tuple(range(known["n_layers"])),
     }
 
 
-def _width(keys: ForeignConfig, d_model: int) -> int:
+def _theta(keys: ForeignConfig, multiple: int | None) -> float:
+    """The rotary base, whose absence means one number in Meta's code and another in Mistral's."""
+    theta: float | None = keys.take("rope_theta", float)
+    if theta is None and multiple is None:
+        raise keys.fault("rope_theta", "a number without multiple_of, as Mistral's code takes 1000000 for none", None)
+    return 10000.0 if theta is None else theta
+
+
+def _width(keys: ForeignConfig, d_model: int, multiple: int | None) -> int:
     """The feed-forward width: hidden_dim, or what Meta's code makes of multiple_of and ffn_dim_multiplier."""
     given: int | None = keys.take("hidden_dim", int)
-    multiple: int | None = keys.take("multiple_of", int)
     factor: float | None = keys.take("ffn_dim_multiplier", float)
     if given is not None and multiple is None and factor is None:
         return given
@@ -99,7 +111,14 @@ def _scaling(keys: ForeignConfig, tied: bool) -> RopeScaling | None:
 
 
 def _express(config: DecoderConfig) -> dict[str, Any]:
-    values: dict[str, Any] = {"n_kv_heads": config.n_kv_heads, "head_dim": config.d_head, "hidden_dim": config.d_ff}
+    values: dict[str, Any] = {
+        "n_kv_heads": config.n_kv_heads,
+        "head_dim": config.d_head,
+        "hidden_dim": config.d_ff,
+        "rope_theta": config.rope_theta,
+    }
+    if config.sliding_window is not None:
+        values["sliding_window"] = config.sliding_window
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind == "llama3":
         values |= {"use_scaled_rope": True, _FACTOR: scaling.factor, _HIGH: scaling.high_frequency_factor}
@@ -129,7 +148,6 @@ META = Family(
         Field("norm_eps", "norm_eps"),
         Field("vocab_size", "vocab_size"),
         Field("max_seq_len", "max_seq_len", 2048),
-        Field("rope_theta", "rope_theta", 10000.0),
         Field(_TIED, "tie_embeddings", False),
     ),
     fixed={},
