@@ -88,6 +88,10 @@ def test_the_byte_alphabet_is_a_bijection_that_spells_a_space_as_g_with_a_dot():
         ("falcon", "1234 12`", ["123", "4", "Ġ", "12", "`"]),
         ("bloom", "!! 1234 a.b", ["!!", "Ġ", "1234", "Ġa", ".", "b"]),
         ("llama-bpe", "hello", ["hello"]),
+        ("llama3", "hello 1234", ["hello", "Ġ", "123", "4"]),
+        ("llama-v3", "hello 1234", ["hello", "Ġ", "123", "4"]),
+        ("deepseek-r1-qwen", "hello 1234", ["hell", "o", "Ġ", "1", "2", "3", "4"]),
+        (None, "1234 12", ["123", "4", "Ġ", "12"]),
     ],
 )
 def test_each_pre_tokenizer_cuts_as_its_authors_did(pre, text, expected):
@@ -103,7 +107,14 @@ def test_special_tokens_are_found_before_anything_else():
 
 @pytest.mark.parametrize(
     ("pre", "flag", "expected"),
-    [("smollm", None, []), ("smollm", True, ["<s>"]), ("llama-bpe", None, ["<s>"]), ("llama-bpe", False, [])],
+    [
+        ("smollm", None, []),
+        ("smollm", True, ["<s>"]),
+        ("llama-bpe", None, ["<s>"]),
+        ("llama-bpe", False, []),
+        ("llama-v3", None, ["<s>"]),
+        (None, None, []),
+    ],
 )
 def test_the_beginning_of_text_is_added_where_the_file_says_so(pre, flag, expected):
     assert pieces("", pre=pre, add_bos_token=flag) == expected
@@ -227,7 +238,6 @@ def test_characters_and_ids_outside_the_scored_vocabulary_are_refused():
         ({"model": None}, InputError, "tokenizer.ggml.model: expected gpt2 or llama, found nothing"),
         ({"model": ["llama"]}, InputError, "tokenizer.ggml.model: expected gpt2 or llama, found an array of 1"),
         ({"pre": "tekken"}, InputError, "found 'tekken'"),
-        ({"pre": None}, InputError, "tokenizer.ggml.pre"),
         ({"pre": np.zeros(2)}, InputError, "tokenizer.ggml.pre"),
         ({"tokens": None}, CheckpointError, "tokenizer.ggml.tokens: expected strings, found nothing"),
         ({"merges": np.zeros(3)}, CheckpointError, "tokenizer.ggml.merges: expected strings, found an array of 3"),

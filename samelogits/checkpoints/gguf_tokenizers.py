@@ -23,15 +23,17 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 _DIGITS = (r"\p{N}", _GPT2)
+LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 PRE_TOKENIZERS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
-    **dict.fromkeys(("llama-bpe", "dbrx", "smaug-bpe"), (_LLAMA3 % 3,)),
-    **dict.fromkeys(("qwen2", "stablelm2"), (_LLAMA3 % 1,)),
+    **dict.fromkeys((*LLAMA3_NAMES, "dbrx", "smaug-bpe"), (_LLAMA3 % 3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (_LLAMA3 % 1,)),
     "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
 }
+_PRE, _DEFAULT_PRE = "tokenizer.ggml.pre", "default"  # what llama.cpp takes where a file has none
 # Token types of GGUF: these three are found in the text as they are, before anything else; these two are spelled in
 # the byte alphabet.
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
@@ -69,10 +71,11 @@ def gguf_tokenizer(metadata: Mapping[str, Value], where: str = "gguf metadata") 
         "gpt2": _byte_pair_tokenizer,
         "llama": _sentence_piece_tokenizer,
     }
+    metadata = {_PRE: _DEFAULT_PRE, **metadata}
     known = {"tokenizer.ggml.model": list(builders)}
     model = metadata.get("tokenizer.ggml.model")
     if isinstance(model, str) and model == "gpt2":  # an array would be compared element by element
-        known["tokenizer.ggml.pre"] = list(PRE_TOKENIZERS)
+        known[_PRE] = list(PRE_TOKENIZERS)
     for key, names in known.items():
         found = metadata.get(key)
         if not isinstance(found, str) or found not in names:
@@ -122,10 +125,10 @@ class _Vocabulary:
 def _byte_pair_tokenizer(metadata: Mapping[str, Value]) -> BytePairTokenizer:
     words = _Vocabulary(metadata)
     merges: list[str] = field(metadata, "tokenizer.ggml.merges", list)
-    pre = field(metadata, "tokenizer.ggml.pre", str)
+    pre = field(metadata, _PRE, str)
     pairs = [_pair(merge, words.ids) for merge in merges]
     alphabet = byte_alphabet()
-    prefix = words.prefix(begins=pre == "llama-bpe")
+    prefix = words.prefix(begins=pre in LLAMA3_NAMES)
     pieces = [_piece(token, kind, alphabet) for token, kind in zip(words.tokens, words.types, strict=True)]
     missing = frozenset(byte for letter, byte in alphabet.items() if letter not in words.ids)
     return BytePairTokenizer(_encoder(words.ids, pairs, words.whole(), pre), pieces, prefix, missing)
@@ -180,7 +183,7 @@ def _encoder(vocabulary: dict[str, int], pairs: list[tuple[str, str]], specials:
     library = library_of_tokenizers()
     with package_errors(CheckpointError, "tokenizer.ggml: expected a vocabulary that the package tokenizers takes"):
         # Llama 3 takes a piece that is itself a token as it is, whatever the merges say.
-        model = library.models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe")
+        model = library.models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in LLAMA3_NAMES)
         encoder = library.Tokenizer(model)
         cuts = [library.pre_tokenizers.Split(library.Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]]
         letters = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
