@@ -79,6 +79,16 @@ CASES = {
         {"rope_freqs.weight": llama3_factors(16)},
     ),
     "llama yarn": Case("llama", "llama", LLAMA | {"rope_scaling": YARN}, YARN_KEYS),
+    "llama yarn of its own size": Case(
+        "llama", "llama",
+        LLAMA | {"rope_scaling": YARN | {"attention_factor": 0.7, "beta_fast": 20.0, "beta_slow": 2.0}},
+        YARN_KEYS | {"rope.scaling.yarn_attn_factor": 0.7, "rope.scaling.yarn_ext_factor": 1.0,
+                     "rope.scaling.yarn_beta_fast": 20.0, "rope.scaling.yarn_beta_slow": 2.0,
+                     "rope.scaling.finetuned": False, "pooling_type": 0},
+    ),
+    "llama linear, old key": Case(
+        "llama", "llama", LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.5}}, {"rope.scale_linear": 2.5},
+    ),
     "llama linear": Case(
         "llama", "llama", LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.5}},
         {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5},
@@ -144,9 +154,9 @@ CASES = {
         "olmo2", "olmo3",
         {key: value for key, value in LLAMA.items() if key not in ("head_dim", "rope_theta")}
         | {"num_hidden_layers": 5, "sliding_window": 5,
-           "rope_parameters": {"full_attention": YARN | {"rope_theta": 5000.0},
+           "rope_parameters": {"full_attention": YARN | {"rope_theta": 5000.0, "attention_factor": 1.3},
                                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}}},
-        YARN_KEYS | {"attention.sliding_window": 5,
+        YARN_KEYS | {"rope.scaling.attn_factor": 1.3, "attention.sliding_window": 5,
                      "attention.sliding_window_pattern": [True, True, True, False, True]},
     ),
     "olmoe": Case("olmoe", "olmoe", HEADS | {"num_experts": 5, "num_experts_per_tok": 2, "clip_qkv": None}),
@@ -171,7 +181,7 @@ CASES = {
         "nemotron", "nemotron",
         {key: value for key, value in WIDE.items() if key != "rms_norm_eps"}
         | {"norm_eps": 3e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.4},
-        {"rope.dimension_count": 4},
+        {"rope.dimension_count": 4, "attention.layer_norm_rms_epsilon": 3e-5},  # both, as the converter writes them
     ),
     "starcoder2": Case(
         "starcoder2", "starcoder2",

@@ -213,10 +213,11 @@ def test_optional_keys_are_read_and_have_llama_cpp_defaults(write, parameters):
         "general.alignment": 64,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.eot_token_id": 2**32 - 1,
+        "tokenizer.ggml.eom_token_id": 7,
         "somebody.else": Raw(9, struct.pack("<IQ3h", 3, 3, 1, -2, 3)),
     }
     checkpoint = read_gguf(write(gguf_bytes(explicit, stored(CONFIG, parameters), alignment=64)))
-    assert (checkpoint.config, checkpoint.eos_token_ids) == (CONFIG, (2,))
+    assert (checkpoint.config, checkpoint.eos_token_ids) == (CONFIG, (2, 7))
     assert same_bits(checkpoint.parameters()["model.norm.weight"], parameters["model.norm.weight"])
     implicit = {key: value for key, value in METADATA.items() if not key.startswith("llama.rope.")}
     assert read_gguf(write(gguf_bytes(implicit, stored(CONFIG, parameters)))).config == CONFIG

@@ -99,6 +99,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Arrays, str]] = {
     "factors and a factor": (
         "llama", {"rope.scaling.factor": 2.0}, {"rope_freqs.weight": np.ones(5, np.float32)}, "and then no factor",
     ),
+    "two sizes of YaRN": (
+        "llama yarn of its own size", {"rope.scaling.attn_factor": 0.8}, {},
+        "llama.rope.scaling.yarn_attn_factor: expected 0.8, as rope.scaling.attn_factor says, found 0.7",
+    ),
+    "size of YaRN that may be none": ("llama yarn", {"rope.scaling.yarn_attn_factor": 1.0}, {}, "another number with"),
+    "extrapolation": ("llama yarn", {"rope.scaling.yarn_ext_factor": 0.5}, {}, "yarn_ext_factor: expected 1.0, found"),
+    "two linear factors": (
+        "llama linear", {"rope.scale_linear": 2.0}, {}, "rope.scale_linear: expected 2.5, as rope.scaling.factor says",
+    ),
+    "two epsilons": (
+        "nemotron", {"attention.layer_norm_rms_epsilon": 4e-5}, {},
+        "nemotron.attention.layer_norm_rms_epsilon: expected 3e-05, as attention.layer_norm_epsilon says, found 4e-05",
+    ),
+    "pooled": ("llama", {"pooling_type": 1}, {}, "llama.pooling_type: expected 0, found 1"),
     "half of the factors": ("phi3", {}, {"rope_factors_long.weight": np.ones(3, np.float32)}, "expected the first two"),
     "factors without rotary positions": ("gpt2", {}, {"rope_freqs.weight": np.ones(3, np.float32)}, "not a tensor"),
     "window elsewhere": ("qwen2", {"attention.sliding_window": 5}, {}, "qwen2.attention.sliding_window"),

@@ -24,7 +24,7 @@ from samelogits.parameters import Shape, check_count, parameter_shapes, raise_fa
 
 # Keys that concern every file, with the values under which it is one whole model.
 WHOLE: Mapping[str, tuple[Value, ...]] = {"general.type": ("model",), "split.count": (0, 1)}
-EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+EOS_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
 
 def read_gguf(path: str | Path) -> Checkpoint:
@@ -74,7 +74,7 @@ def read_gguf(path: str | Path) -> Checkpoint:
         config=config,
         tensors=_tensors(header, config, parts),
         load_tokenizer=partial(gguf_tokenizer, header.metadata, where),
-        eos_token_ids=tuple(dict.fromkeys(token_ids(eos, config.vocab_size, f"{where}: {' and '.join(EOS_KEYS)}"))),
+        eos_token_ids=tuple(dict.fromkeys(token_ids(eos, config.vocab_size, f"{where}: {', '.join(EOS_KEYS)}"))),
         metadata={"gguf version": str(header.version), **facts},
     )
 
@@ -200,6 +200,11 @@ def _sizes(keys: Keys, architecture: Architecture) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": None}
     if architecture.constants["position"] == "rope":
         rope = read_rope(keys, d_head, max_seq_len, whole=architecture.pairs == "permuted")
+    epsilons = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+    used, other = epsilons if norm == "rms_norm" else reversed(epsilons)
+    norm_eps = keys.take(used, float)
+    if (same := keys.take(other, float, norm_eps)) != norm_eps:  # some converters write both
+        keys.fault(other, f"{norm_eps}, as {used} says", same)
     return {
         "vocab_size": vocab_size,
         "d_model": d_model,
@@ -209,7 +214,7 @@ def _sizes(keys: Keys, architecture: Architecture) -> dict[str, Any]:
         "d_head": d_head,
         "d_ff": keys.take("feed_forward_length", int),
         "max_seq_len": max_seq_len,
-        "norm_eps": keys.take(f"attention.layer_norm{'_rms' if norm == 'rms_norm' else ''}_epsilon", float),
+        "norm_eps": norm_eps,
         **rope,
         "norm_bias": norm == "rms_norm" or weight == "none" or keys.has("output_norm.bias"),
         "qk_norm": architecture.qk_norm if keys.has("blk.0.attn_q_norm.weight") else "none",

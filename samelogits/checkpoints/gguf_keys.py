@@ -13,6 +13,7 @@ from samelogits.config import LAYER_LIMIT
 from samelogits.errors import CheckpointError, ConfigError
 from samelogits.rotary import RopeScaling, rotary_frequencies
 
+_SIZE = "rope.scaling.attn_factor"
 T = TypeVar("T", bound=bool | int | float | str)
 
 # Keys that may stand there with the values under which they change nothing.
@@ -21,7 +22,8 @@ HARMLESS: Mapping[str, tuple[Value, ...]] = {
     "expert_count": (0,),
     "expert_shared_feed_forward_length": (0,),
     "expert_used_count": (0,),
-    "rope.scaling.finetuned": (True,),
+    "pooling_type": (0,),
+    "rope.scaling.finetuned": (True, False),
     "tensor_data_layout": ("Meta AI original pth", "jploski"),
 }
 # Numbers that divide the rotary frequencies: in short texts and in long ones, or in all.
@@ -132,9 +134,11 @@ def read_rope(keys: Keys, d_head: int, max_seq_len: int, whole: bool) -> dict[st
 def _read_scaling(keys: Keys, width: int, theta: float, max_seq_len: int) -> RopeScaling | None:
     """The scaling that the keys and the tensors of frequency factors describe."""
     kind = keys.take("rope.scaling.type", str, "linear")
-    factor = keys.take("rope.scaling.factor", float, 0.0)
+    factor = _one(keys, "rope.scaling.factor", "rope.scale_linear") or 0.0  # the second was its name once
     original = keys.take("rope.scaling.original_context_length", int, max_seq_len)
-    size = keys.take("rope.scaling.attn_factor", float, 1.0)
+    size = _one(keys, _SIZE, "rope.scaling.yarn_attn_factor")
+    if (extrapolated := keys.take("rope.scaling.yarn_ext_factor", float, 1.0)) != 1:
+        keys.fault("rope.scaling.yarn_ext_factor", "1.0", extrapolated)
     fast, slow = (
         keys.take(f"rope.scaling.yarn_beta_{name}", float, at) for name, at in (("fast", 32.0), ("slow", 1.0))
     )
@@ -142,20 +146,29 @@ def _read_scaling(keys: Keys, width: int, theta: float, max_seq_len: int) -> Rop
     stretched = kind != "none" and factor not in (0, 1)
     if (short is None) != (long is None) or ((short or fixed) and stretched) or (short and fixed):
         keys.faults.append(f"{', '.join(ROPE_TENSORS)}: expected the first two, the third or none, and then no factor")
-    if size != 1 and short is None:
-        keys.fault("rope.scaling.attn_factor", f"1.0 without {ROPE_TENSORS[0]}", size)
+    yarn = stretched and kind == "yarn"
+    if size not in (None, 1) and short is None and not yarn:
+        keys.fault(_SIZE, f"1.0 without {ROPE_TENSORS[0]} or YaRN", size)
+    if size == 1 and yarn and factor > 1:
+        keys.fault(_SIZE, "another number with YaRN, as 1.0 may be attention_factor or no factor", size)
     if kind not in ("none", "linear", "yarn", "longrope") or (kind == "longrope") > (short is not None):
         keys.fault("rope.scaling.type", "'none', 'linear', 'yarn', or 'longrope' and its factors", kind)
     if short and long:
         return RopeScaling(
-            kind="longrope", original_length=original, short_factors=short, long_factors=long, attention_factor=size
+            kind="longrope",
+            original_length=original,
+            short_factors=short,
+            long_factors=long,
+            attention_factor=1.0 if size is None else size,
         )
     if fixed:
         return _same_factors(fixed, width, theta, max_seq_len)
     if not stretched:
         return None
-    if kind != "yarn":
+    if not yarn:
         return RopeScaling(kind="linear", factor=factor)
+    if size is None:
+        size = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1
     return RopeScaling(
         kind="yarn",
         factor=factor,
@@ -163,8 +176,16 @@ def _read_scaling(keys: Keys, width: int, theta: float, max_seq_len: int) -> Rop
         beta_fast=fast,
         beta_slow=slow,
         truncate=True,
-        attention_factor=1.0 if factor <= 1 else 0.1 * math.log(factor) + 1,
+        attention_factor=size,
     )
+
+
+def _one(keys: Keys, key: str, other: str) -> float | None:
+    """The number that stands under either key, or under both; None under neither."""
+    value, same = keys.take_or_none(key, float), keys.take_or_none(other, float)
+    if None not in (value, same) and value != same:
+        keys.fault(other, f"{value}, as {key} says", same)
+    return same if value is None else value
 
 
 def _factors(keys: Keys, name: str, width: int) -> tuple[float, ...] | None:
