@@ -212,6 +212,7 @@ BAD_SCALING = [
     ({"kind": "linear"}, "factor: expected a value with 'linear', found None"),
     ({"kind": "linear", "factor": 2.0, "original_length": 8}, "original_length: expected nothing with 'linear'"),
     *(({"kind": "linear", "factor": value}, "factor: expected positive numbers") for value in (0, -1.0, "2", True)),
+    ({"kind": "linear", "factor": 10**400}, "factor: expected positive numbers"),
     ({"kind": "linear", "factor": float("inf")}, "factor: expected positive numbers, found inf"),
     ({"kind": "dynamic", "factor": 2.0, "original_length": 8.0}, "original_length: expected a positive whole number"),
     ({"kind": "longrope", "original_length": 8, "short_factors": (1.0, 0.0), "long_factors": (1.0, 1.0),
@@ -234,10 +235,57 @@ def test_a_scaling_names_all_that_is_wrong_with_its_fields():
         DecoderConfig.from_dict({**LLAMA.to_dict(), "rope_scaling": {"type": "linear", "factor": 2.0}})
 
 
-@pytest.mark.parametrize("theta", [None, 0.0, -1.0, float("inf"), "10000"])
+@pytest.mark.parametrize("theta", [None, 0.0, -1.0, float("inf"), float("nan"), 10**400, "10000"])
 def test_bad_thetas_are_refused(theta):
     with pytest.raises(ConfigError, match=r"^rope_theta: expected"):
         replace(LLAMA, rope_theta=theta)
+
+
+YARN = RopeScaling(
+    kind="yarn", factor=2.0, original_length=8, beta_fast=32.0, beta_slow=1.0, truncate=True, attention_factor=1.1
+)  # fmt: skip
+LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original_length=8, low_frequency_factor=1.0, high_frequency_factor=4.0)
+BENT = RopeScaling(
+    kind="longrope", original_length=8, short_factors=(1.0,) * 3, long_factors=(2.0,) * 3, attention_factor=1.0
+)  # fmt: skip
+NOT_FINITE = {
+    "base 1 of yarn": {"rope_theta": 1.0, "rope_scaling": YARN},
+    "beta_fast huge": {"rope_scaling": replace(YARN, beta_fast=1e308)},
+    "beta_slow tiny": {"rope_scaling": replace(YARN, beta_slow=5e-324)},
+    "attention_factor huge": {"rope_scaling": replace(YARN, attention_factor=1e300)},
+    "original_length huge": {"rope_scaling": replace(LLAMA3, original_length=10**300)},
+    "dynamic huge": {"d_head": 4, "rope_scaling": replace(DYNAMIC, factor=1e160)},
+    "linear tiny": {"rope_scaling": replace(LINEAR, factor=1e-50)},
+    "base tiny": {"rope_theta": 1e-300},
+    "base small, angles huge": {"rope_theta": 1e-50},
+    "base huge": {"rope_theta": 1e300},
+    "short factors tiny": {"rope_scaling": replace(BENT, short_factors=(1.0, 1.0, 1e-320))},
+    "long factors tiny": {"rope_scaling": replace(BENT, long_factors=(1.0, 1.0, 1e-320))},
+    "llama3 without a passage": {"rope_scaling": replace(LLAMA3, high_frequency_factor=1.0)},
+}
+
+
+@pytest.mark.parametrize("changes", NOT_FINITE.values(), ids=NOT_FINITE)
+def test_angles_that_are_no_finite_numbers_are_refused(changes):
+    with pytest.raises(ConfigError, match=r"^rope_theta: expected finite angles up to position 16777216, found \S+"):
+        replace(LLAMA, **changes)
+
+
+def test_local_angles_are_looked_at_too():
+    with pytest.raises(ConfigError, match=r"^local_rope_theta: expected finite angles .* found 1.0 with 'yarn'$"):
+        replace(WINDOW, local_rope_theta=1.0, local_rope_scaling=YARN)
+
+
+def test_a_width_without_end_is_refused_before_it_is_counted():
+    with pytest.raises(ConfigError, match=r"^rotary_width: expected at most 65536, found 16777216$"):
+        replace(LLAMA, d_head=2**24)
+
+
+@pytest.mark.parametrize("scaling", [None, YARN, LLAMA3, LINEAR, BENT, DYNAMIC])
+def test_usual_angles_are_taken(scaling):
+    """Llama 4's base and the smallest of published ones too."""
+    for theta in (100.0, 10000.0, 1e8):
+        assert replace(LLAMA, rope_theta=theta, rope_scaling=scaling).rope_theta == theta
 
 
 def test_odd_widths_are_refused_where_positions_pair_them():

@@ -64,6 +64,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "factors no numbers": (
         "llama", {"rope_scaling": {**LONG, "long_factor": ["2", 1, 1]}}, "rope_scaling: long_factor: expected positive",
     ),
+    "mscale negative": (
+        "llama", scaled(type="yarn", factor=math.e, mscale=1.0, mscale_all_dim=-10.0),
+        "rope_scaling: mscale_all_dim: expected a positive number, found -10.0",
+    ),
+    "base 1 of yarn": ("llama", scaled(type="yarn", factor=2.0) | {"rope_theta": 1.0}, "rope_theta: expected finite"),
     "a part of a head": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
     "huge part of a head": ("phi3", {"partial_rotary_factor": 1e308}, "partial_rotary_factor: expected above 0 to 1"),
     "odd part of a head": ("phi3", {"partial_rotary_factor": 0.5}, "rotary_width: expected an even width"),
@@ -172,6 +177,8 @@ def test_yarn_is_filled_in_as_published_models_mean_it() -> None:
     assert yarn.rope_scaling is not None
     assert (yarn.rope_scaling.factor, yarn.rope_scaling.beta_fast, yarn.rope_scaling.beta_slow) == (5.0, 32.0, 1.0)
     assert yarn.rope_scaling.attention_factor == pytest.approx(0.1 * math.log(5) + 1)
+    zero = scaled(type="yarn", factor=None, original_max_position_embeddings=8, mscale=0.7, mscale_all_dim=0)
+    assert read("llama", changed("llama", zero)) == yarn
 
 
 def test_phi3_is_written_as_older_readers_want_it() -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from samelogits.errors import ConfigError, SamelogitsError, shown
-from samelogits.rotary import RopeScaling
+from samelogits.rotary import LARGEST, RopeScaling, are_finite
 
 Norm = Literal["layer_norm", "rms_norm"]
 NormPlacement = Literal["pre", "post", "output", "sandwich"]
@@ -23,6 +23,7 @@ QKNorm = Literal["none", "head", "heads", "projection"]
 SIZE_LIMIT = 2**24
 LAYER_LIMIT = 2**10
 EXPERT_LIMIT = 2**16  # of all layers together
+ROTARY_LIMIT = 2**16  # elements of a head that are turned
 UNKNOWN_LIMIT = 32  # of the names that one message tells
 SIZES = (
     "vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "max_seq_len", "rotary_width",
@@ -159,7 +160,7 @@ class DecoderConfig:
                 raise ConfigError(f"{name}: expected 1 to {limit}, found {value}")
         for name in POSITIVE:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not 0 < value <= LARGEST:
                 raise ConfigError(f"{name}: expected a positive number, found {value}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout: expected at least 0 and below 1, found {self.dropout}")
@@ -220,9 +221,17 @@ class DecoderConfig:
             raise ConfigError(f"{name}: expected an even width for rotary positions, found {self.rotated}")
         if rope and self.rotated > self.d_head:
             raise ConfigError(f"rotary_width: expected at most d_head {self.d_head}, found {self.rotated}")
-        for scaling in (self.rope_scaling, self.local_rope_scaling):
+        if rope and self.rotated > ROTARY_LIMIT:
+            raise ConfigError(f"rotary_width: expected at most {ROTARY_LIMIT}, found {self.rotated}")
+        for name, theta, scaling in (
+            ("rope_theta", self.rope_theta, self.rope_scaling),
+            ("local_rope_theta", self.local_rope_theta, self.local_rope_scaling),
+        ):
             if scaling is not None:
                 scaling.check(self.rotated)
+            if theta is not None and not are_finite(self.rotated, theta, scaling, SIZE_LIMIT):
+                kind = "" if scaling is None else f" with {scaling.kind!r}"
+                raise ConfigError(f"{name}: expected finite angles up to position {SIZE_LIMIT}, found {theta}{kind}")
         if self.position == "sinusoidal" and self.d_model % 2:
             raise ConfigError(f"d_model: expected an even width for sinusoidal positions, found {self.d_model}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
@@ -12,6 +13,7 @@ import numpy as np
 from samelogits.errors import ConfigError, shown
 
 Kind = Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
+LARGEST = sys.float_info.max  # whole numbers have no such end
 # What each kind reads.
 READ: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -65,9 +67,7 @@ class RopeScaling:
             several, whole = name.endswith("_factors"), name == "original_length"
             numbers = value if several and type(value) is tuple else (value,)
             kinds = (int,) if whole else (int, float)
-            if (several and numbers is not value) or not all(
-                type(x) in kinds and math.isfinite(x) and x > 0 for x in numbers
-            ):
+            if (several and numbers is not value) or not all(type(x) in kinds and 0 < x <= LARGEST for x in numbers):
                 wanted = "a positive whole number" if whole else "positive numbers"
                 raise ConfigError(f"rope_scaling.{name}: expected {wanted}, found {shown(value)}")
 
@@ -114,6 +114,17 @@ def rotary_frequencies(width: int, theta: float, scaling: RopeScaling | None = N
     if scaling.kind == "llama3":
         return _blend_wavelengths(frequencies, scaling)
     return _blend_turns(width, theta, scaling)
+
+
+def are_finite(width: int, theta: float, scaling: RopeScaling | None, length: int) -> bool:
+    """Whether the tables of positions below length are finite numbers, in a text of any length up to that."""
+    size = 1.0 if scaling is None or scaling.attention_factor is None else scaling.attention_factor
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            angles = [np.float32(length) * rotary_frequencies(width, theta, scaling, tokens) for tokens in (0, length)]
+            return bool(np.isfinite([*angles, np.full(width // 2, size, np.float32)]).all())
+    except (ArithmeticError, ValueError):  # of NumPy's numbers and of Python's
+        return False
 
 
 def _powers(width: int, theta: float) -> np.ndarray:

@@ -219,7 +219,7 @@ def _read_fields(rope: ForeignConfig, kind: str, max_seq_len: int, outside: int 
             raise rope.fault(_ORIGINAL, "at least 2", original)
     if kind == "yarn":
         factor = _fill(fields, "factor", max_seq_len / original)
-        mscale, mscale_all = (rope.take(key, float) for key in ("mscale", "mscale_all_dim"))
+        mscale, mscale_all = (_not_negative(rope, key) for key in ("mscale", "mscale_all_dim"))
         sizes = (mscale, mscale_all) if mscale and mscale_all else (1.0, 0.0)
         _fill(fields, "attention_factor", _yarn_size(factor, *sizes))
         _fill(fields, "truncate", True)
@@ -234,6 +234,14 @@ def _read_fields(rope: ForeignConfig, kind: str, max_seq_len: int, outside: int 
         if type(value) is list:
             fields[name] = [float(number) if type(number) is int else number for number in value]
     return fields
+
+
+def _not_negative(rope: ForeignConfig, key: str) -> float:
+    """The number of a key, which transformers takes for none where it is 0."""
+    value: float = rope.take(key, float, 0.0)
+    if value < 0:
+        raise rope.fault(key, "a positive number", value)
+    return value
 
 
 def _fill(fields: dict[str, Any], name: str, default: Any) -> Any:
