@@ -38,7 +38,9 @@ def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     step, dense = keys.take("decoder_sparse_step", int, 1), keys.take("mlp_only_layers", list, [])
     if step < 1:
         raise keys.fault("decoder_sparse_step", "1 or more", step)
-    layers = range(known["n_layers"])
+    if not all(type(layer) is int for layer in dense):
+        raise keys.fault("mlp_only_layers", "whole numbers", dense)
+    dense, layers = set(dense), range(known["n_layers"])
     return {
         **read_llama(keys, known, kv_heads=4),
         **read_experts(keys, 128),
