@@ -111,15 +111,13 @@ def test_llama_config_refused(keys: dict[str, Any], words: str, llama: Callable[
 
 GPT2_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "heads that don't divide": ({"n_head": 5}, "n_head: expected a divisor of n_embd 12, found 5"),
-    "context apart": ({"n_ctx": 10}, "n_ctx: expected n_positions 9, found 10"),
-    "dropout apart": ({"embd_pdrop": 0.1, "resid_pdrop": 0.2}, "resid_pdrop: expected embd_pdrop 0.1, found 0.2"),
     "dropout whole": ({"embd_pdrop": 1, "resid_pdrop": 1}, "dropout"),
     "inner zero": ({"n_inner": 0}, "d_ff: expected 1 to"),
     "scale a number": ({"scale_attn_weights": 1}, "scale_attn_weights"),
     "cross attention": ({"add_cross_attention": True}, "add_cross_attention"),
     "llama's key": ({"hidden_size": 12}, "'hidden_size': not understood"),
     "no epsilon": ({"layer_norm_epsilon": None}, "layer_norm_epsilon"),
-    "no activation": ({"activation_function": None}, "activation_function"),
+    "heads cut off": ({"pruned_heads": {"0": [1]}}, "pruned_heads: expected {}, the only value supported, found"),
 }
 
 
@@ -154,12 +152,52 @@ def test_activation_names(name: str, ours: str, gpt2: Callable[..., Path], llama
 
 
 def test_gpt2_defaults_and_harmless_keys(gpt2: Callable[..., Path], tmp_path: Path) -> None:
-    keys = {"n_ctx": 9, "attn_pdrop": 0.3, "embd_pdrop": 0, "resid_pdrop": 0.0, "use_cache": False, "summary_type": "x"}
+    keys = {
+        "n_ctx": 10,
+        "attn_pdrop": 0.3,
+        "embd_pdrop": 0,
+        "resid_pdrop": 0.0,
+        "use_cache": False,
+        "summary_type": "x",
+    }
     keys |= {"scale_attn_weights": True, "add_cross_attention": False, "task_specific_params": {"a": 1}, "dtype": "x"}
     assert config_of(gpt2(**keys)) == replace(GPT2, dropout=0.0)
     wide = replace(GPT2, d_ff=48)
     folder = write_folder(tmp_path / "wide", GPT2_JSON | {"n_inner": None}, gpt2_arrays(random_parameters(wide)))
     assert config_of(folder) == wide
+
+
+def test_what_absence_means_to_transformers(gpt2: Callable[..., Path], llama: Callable[..., Path]) -> None:
+    assert config_of(gpt2(activation_function=None)) == GPT2
+    assert config_of(llama(hidden_act=None)) == LLAMA
+    assert config_of(llama(max_position_embeddings=None, max_sequence_length=99)) == replace(LLAMA, max_seq_len=2048)
+
+
+def test_rates_apart_are_none(gpt2: Callable[..., Path]) -> None:
+    """Dropout acts in training only: a file isn't refused for it."""
+    assert config_of(gpt2(embd_pdrop=0.3, resid_pdrop=0.3)).dropout == 0.3
+    assert config_of(gpt2(embd_pdrop=0.1, resid_pdrop=0.2)) == replace(GPT2, dropout=0.0)
+
+
+# What transformers 2 to 4 wrote into every file, and what others add.
+DUMPED: dict[str, Any] = {
+    "_attn_implementation": "eager", "attn_implementation": "sdpa", "max_sequence_length": 7, "unsloth_fixed": True,
+    "unsloth_version": "2024.9", "add_cross_attention": False, "bad_words_ids": [[1]], "begin_suppress_tokens": [2],
+    "cross_attention_hidden_size": 8, "decoder_start_token_id": 0, "diversity_penalty": 0.0, "do_sample": True,
+    "early_stopping": False, "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": [1, 1.1],
+    "forced_bos_token_id": 0, "forced_decoder_ids": [[1, 2]], "forced_eos_token_id": 1, "gradient_checkpointing": True,
+    "is_decoder": False, "length_penalty": 1.0, "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1, "output_past": True, "output_scores": False,
+    "prefix": "a", "pruned_heads": {}, "remove_invalid_values": False, "repetition_penalty": 1.0,
+    "return_dict_in_generate": False, "suppress_tokens": [3], "temperature": 0.7, "tf_legacy_loss": False,
+    "tie_encoder_decoder": False, "top_k": 50, "top_p": 1.0, "torchscript": False, "typical_p": 1.0,
+    "use_bfloat16": False,
+}  # fmt: skip
+
+
+def test_a_config_dumped_in_full(gpt2: Callable[..., Path], llama: Callable[..., Path]) -> None:
+    assert config_of(gpt2(**DUMPED)) == GPT2
+    assert config_of(llama(**DUMPED)) == LLAMA
 
 
 def test_llama_harmless_keys(llama: Callable[..., Path]) -> None:

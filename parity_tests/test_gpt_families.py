@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt_neo number": ("gpt_neo", {"attention_types": [[["global"], "4"]]}, "attention_types: expected pairs"),
     "gpt_neo huge": ("gpt_neo", {"attention_types": [[["global"], 10**12]]}, "for 4 layers"),
     "gpt_neo both": ("gpt_neo", {"attention_layers": ["global"] * 4}, "attention_layers: expected what"),
-    "gpt_neo dropout": ("gpt_neo", {"embed_dropout": 0.5}, "resid_dropout: expected embed_dropout 0.5"),
+    "opt scaled": ("opt", {"scale_embeddings": True}, "scale_embeddings: expected False"),
     "gpt_neo window": ("gpt_neo", {"window_size": 0}, "sliding_window: expected 1"),
     "gptj odd": ("gptj", {"rotary_dim": 5}, "rotary_width: expected an even width"),
     "gptj wide": ("gptj", {"rotary_dim": None}, "rotary_width: expected at most d_head 8, found 64"),
@@ -48,6 +49,37 @@ def test_refused(model_type: str, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError) as error:
         FAMILIES[model_type].read_config({"model_type": model_type, **CASES[model_type][0], **keys}, "a file")
     assert_one_line(error.value, "a file", words)
+
+
+# What published files say beside the keys of the cases, and what changes nothing.
+HARMLESS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_ctx": 9, "activation_function": None, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
+    "gpt_neo": {"embed_dropout": 0.0, "resid_dropout": 0.5, "activation_function": None},
+    "gptj": {"n_ctx": 9, "resid_pdrop": 0.1, "embd_pdrop": 0.2, "activation_function": None},
+    "codegen": {"n_ctx": 9, "activation_function": None},
+    "opt": {"learned_embeddings": True, "scale_embeddings": False, "output_projection": True,
+            "share_input_output_embed": True, "prefix": "</s>"},
+    "mpt": {"attn_config": {"pruned_heads": {}, "add_cross_attention": False, "top_k": 50, "torchscript": False}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", HARMLESS)
+def test_harmless(model_type: str) -> None:
+    case = {"model_type": model_type, **CASES[model_type][0]}
+    family = FAMILIES[model_type]
+    assert family.read_config(case | HARMLESS[model_type], "a file") == family.read_config(case, "a file")
+
+
+def test_layers_are_spelled_no_further_than_the_first_too_many() -> None:
+    """128 KiB of a file would be 20 million names."""
+    keys = CASES["gpt_neo"][0] | {"num_layers": 1024, "attention_types": [[["local"] * 20000, 1024]]}
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="for 1024 layers"):
+            FAMILIES["gpt_neo"].read_config({"model_type": "gpt_neo", **keys}, "a file")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_no_key_can_say_is_an_obstacle() -> None:

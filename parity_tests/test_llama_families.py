@@ -7,14 +7,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import cases_llama
+import cases_moe
+import cases_other
 import pytest
-from cases_llama import CASES
 from checkpoint_files import assert_one_line
 
 from samelogits.checkpoints.families.registry import FAMILIES
 from samelogits.config import DecoderConfig
 from samelogits.errors import CheckpointError
 
+CASES = cases_llama.CASES | cases_moe.CASES | cases_other.CASES
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -38,6 +41,8 @@ LLAMA3 = {
 }  # fmt: skip
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a scaling unknown": ("llama", scaled(type="ntk"), "rope_scaling: type: expected one of default, linear"),
+    "yarn of a size unread": ("llama", scaled(type="yarn", factor=2.0, attn_factor=1.5), "attn_factor: expected 1.0"),
+    "activation of another name": ("llama", {"activation": "geglu"}, "activation: expected 'swiglu', the only value"),
     "two scalings": (
         "llama", scaled(type="linear", factor=2.0) | {"rope_parameters": {"rope_type": "default"}},
         "rope_parameters, rope_scaling: expected one value",
@@ -45,7 +50,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "factor missing": ("llama", scaled(type="linear"), "factor: expected a value, as the type is 'linear'"),
     "factor zero": ("llama", scaled(type="linear", factor=0), "rope_scaling: factor: expected positive numbers"),
     "factor a string": ("llama", scaled(type="linear", factor="2"), "factor: expected a value of type float"),
-    "a factor without scaling": ("llama", scaled(factor=2.0), "rope_scaling: 'factor': not understood"),
+    "a factor without scaling": ("llama", scaled(factor=2.0), "rope_scaling: factor: expected 1.0, the only value"),
     "another scaling's key": ("llama", scaled(type="linear", factor=2.0, beta_fast=32), "'beta_fast': not understood"),
     "dynamic from elsewhere": (
         "llama", scaled(type="dynamic", factor=2.0, original_max_position_embeddings=8),
@@ -84,7 +89,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen2 mrope": ("qwen2", {"use_mrope": True}, "use_mrope: expected False"),
     "gemma activations": ("gemma", {"hidden_activation": "silu"}, "hidden_activation: expected none but 'gelu_tanh'"),
     "gemma both ways": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: expected False"),
-    "gemma2 scale": ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: expected a positive number"),
+    "gemma2 scale": ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: expected a positive whole"),
+    "gemma2 scale between": ("gemma2", {"query_pre_attn_scalar": 7.5}, "query_pre_attn_scalar: expected a positive"),
     "gemma2 cap": ("gemma2", {"attn_logit_softcapping": 0.0}, "attention_softcap: expected a positive number"),
     "gemma3 cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping': not understood"),
     "gemma3 pattern": ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern: expected a positive"),
@@ -96,13 +102,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "gemma3_text", {"rope_scaling": None, "rope_parameters": {
             FULL: {"rope_type": "yarn", "factor": 2.0, "truncate": False}}}, "truncate: expected true",
     ),
-    "phi3 dropout": ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop: expected 0.0"),
     "phi3 original": (
         "phi3", {"rope_scaling": {**LONG, "original_max_position_embeddings": 16}},
         "original_max_position_embeddings: expected 4096",
     ),
     "granite divisor": ("granite", {"logits_scaling": 0.0}, "logits_scaling: expected a positive number"),
     "granite factor": ("granite", {"residual_multiplier": 0.0}, "residual_scale: expected a positive number"),
+    "qwen3_moe dense layers": (
+        "qwen3_moe", {"mlp_only_layers": [[1], {"a": 1}]}, "mlp_only_layers: expected whole numbers, found [[1]",
+    ),
+    "qwen3_moe dense layers true": ("qwen3_moe", {"mlp_only_layers": [True]}, "mlp_only_layers: expected whole"),
+    "starcoder2 epsilons": ("starcoder2", {"layer_norm_epsilon": 0.7}, "layer_norm_epsilon: expected norm_epsilon"),
+    "starcoder2 scale": ("starcoder2", {"scale_attn_weights": False}, "scale_attn_weights: expected True"),
     "smollm3 layers": ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers: expected 5 numbers"),
     "smollm3 interval": ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval: expected a positive"),
     "smollm3 windows unused": (
@@ -114,20 +125,28 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 # What published files say beside the keys of the cases, and what changes nothing.
 HARMLESS: dict[str, dict[str, Any]] = {
     "llama": {"pretraining_tp": 1, "rope_interleaved": False, "is_llama_config": True,
-              "_name_or_path": "a", "torch_dtype": "bfloat16", "rope_scaling": None},
+              "_name_or_path": "a", "torch_dtype": "bfloat16", "activation": "swiglu", "hidden_act": None,
+              "rope_scaling": {"type": "default", "factor": 1.0}},
     "mistral": {"attention_dropout": 0.0, "pad_token_id": 0, "auto_map": {"AutoConfig": "a"}, "mlp_bias": False},
     "ministral": {"attention_bias": False},
     "qwen2": {"use_mrope": False, "rope_scaling": None, "attention_bias": True},
     "qwen3": {"max_window_layers": 28, "sliding_window": None, "use_sliding_window": False},
     "gemma": {"use_bidirectional_attention": None, "rope_scaling": None},
-    "gemma2": {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 7.0},
     "gemma3_text": {"cache_implementation": "hybrid", "_sliding_window_pattern": 6, "attn_logit_softcapping": None},
-    "phi3": {"auto_map": {}, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False,
+    "phi3": {"resid_pdrop": 0.1, "auto_map": {}, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False,
              "attention_bias": False, "original_max_position_embeddings": 16384, "rope_scaling": None},
     "granite": {"rope_scaling": None, "attention_dropout": 0.1},
     "smollm3": {"pretraining_tp": 2, "max_window_layers": 28, "sliding_window": 4096, "use_sliding_window": False},
-    "arcee": {"rope_scaling": {**CASES["arcee"][0]["rope_scaling"], "type": "yarn", "mscale": 1.0}},
+    "arcee": {"rope_scaling": {**CASES["arcee"][0]["rope_scaling"], "type": "yarn", "mscale": 1.0, "attn_factor": 1,
+                               "extrapolation_factor": 1.0}},
     "helium": {"rope_theta": 600},
+    "qwen3_moe": {"mlp_only_layers": [3, 99]},
+    "starcoder2": {"activation_function": "gelu", "attention_softmax_in_fp32": True, "scale_attn_weights": True,
+                   "scale_attention_softmax_in_fp32": True,
+                   "layer_norm_epsilon": CASES["starcoder2"][0].get("norm_epsilon", 1e-5)},
+    "cohere2": {"use_parallel_embedding": True, "rotary_pct": 1},
+    "gpt_neox": {"num_steps": "global_step301000", "is_decoder": True},
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from samelogits.checkpoints.checkpoint import Checkpoint
 from samelogits.checkpoints.families import Family
-from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig
+from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig, one_rate
 from samelogits.checkpoints.families.gpt2 import GPT2, head_width
 from samelogits.checkpoints.folder import inside, same_bits, tensor_facts
 from samelogits.checkpoints.json_file import read_json
@@ -36,9 +36,7 @@ def _derive_nanogpt(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, 
 
 def _derive_mingpt(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     keys.take("attn_pdrop", float)  # dropout on the attention weights acts in training only
-    dropout = keys.take("embd_pdrop", float, 0.1)
-    if (residual := keys.take("resid_pdrop", float, 0.1)) != dropout:
-        raise keys.fault("resid_pdrop", f"embd_pdrop {dropout}", residual)
+    dropout = one_rate(*(keys.take(f"{part}_pdrop", float, 0.1) for part in ("resid", "embd")))
     return _sizes(keys, known) | {"dropout": dropout}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from samelogits.checkpoints.checkpoint import LazyTensors
-from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig, decode_fields, encode_fields
+from samelogits.checkpoints.families.foreign_config import FIXED, Field, ForeignConfig, decode_fields, encode_fields
 from samelogits.checkpoints.safetensors_file import Entry
 from samelogits.checkpoints.tensors import DTYPES, Readable, StoredTensor
 from samelogits.config import DecoderConfig
@@ -135,7 +135,7 @@ class Family:
         keys = ForeignConfig(values, where)
         known = {**self.constants, **decode_fields(self.fields, keys)}
         known |= self.derive(keys, known)
-        keys.finish(self.fixed, self.harmless)
+        keys.finish({**FIXED, **self.fixed}, self.harmless)
         return keys.build(known, self.fields)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:

@@ -24,7 +24,6 @@ CODEGEN = replace(
     GPTJ,
     model_type="codegen",
     architecture="CodeGenForCausalLM",
-    harmless=GPTJ.harmless | {"n_ctx"},
     derive=_derive,
     rules=(
         Rule(f"{BLOCK}.attn.qkv_proj", (Q, V, K), groups=_SHARDS),

@@ -20,7 +20,6 @@ _FIXED = {
     "use_embedding_sharing": True,
     "use_gated_activation": True,
     "use_parallel_block": True,
-    "use_parallel_embedding": False,
     "use_qk_norm": False,
 }
 
@@ -46,7 +45,7 @@ COHERE2 = llama_like(
     constants=COHERE_BLOCKS,
     fields=COHERE_FIELDS,
     fixed=_FIXED,
-    harmless=["layer_switch"],
+    harmless=["layer_switch", "use_parallel_embedding"],
     derive=_derive,
     express=_express,
     interleaved=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, get_args
 
 from samelogits.config import LAYER_LIMIT, DecoderConfig, field_types
@@ -24,12 +25,23 @@ ACTIVATIONS = {
 
 # Keys that say how a model is kept, run, sampled or trained, not which function it is.
 HARMLESS = frozenset({
+    "_attn_implementation", "attn_implementation", "max_sequence_length", "unsloth_fixed", "unsloth_version",
+    # What transformers 2 to 4 wrote into every file.
+    "bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size", "decoder_start_token_id",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_decoder_ids", "forced_eos_token_id",
+    "gradient_checkpointing", "is_decoder", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_return_sequences", "output_past", "output_scores", "prefix",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature",
+    "tf_legacy_loss", "tie_encoder_decoder", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16",
     "_attn_implementation_autoset", "_from_model_config", "_name_or_path", "architectures", "auto_map", "bos_token_id",
     "cache_implementation", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "id2label",
     "initializer_range", "is_encoder_decoder", "label2id", "model_type", "num_labels", "output_attentions",
     "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "sep_token_id", "task_specific_params",
     "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
 })  # fmt: skip
+# Keys that any file may have at these values.
+FIXED: Mapping[str, Any] = MappingProxyType({"add_cross_attention": False, "pruned_heads": {}})
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class ForeignConfig:
         faults = []
         for key, value in self._left.items():
             if key in fixed:
-                if value != fixed[key] or type(value) is not type(fixed[key]):
+                if value != fixed[key] or (type(value) is bool) != (type(fixed[key]) is bool):  # 1.0 is 1, true isn't
                     faults.append(f"{key}: expected {fixed[key]!r}, the only value supported, found {shown(value)}")
             elif key not in harmless:
                 faults.append(f"{shown(key)}: not understood, found {shown(value)}")
@@ -94,6 +106,11 @@ class ForeignConfig:
             name, _, reason = str(error).partition(":")
             keys = {field.name: field.key for field in fields}
             raise CheckpointError(f"{self.where}: {keys.get(name, name)}:{reason}") from error
+
+
+def one_rate(residual: float, embedding: float) -> float:
+    """The rate of dropout, if both places have the same: this decoder has one for both, and else none in training."""
+    return residual if residual == embedding else 0.0
 
 
 def decode_fields(fields: tuple[Field, ...], keys: ForeignConfig) -> dict[str, Any]:

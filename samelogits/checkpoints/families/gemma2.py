@@ -17,9 +17,9 @@ GEMMA2_ACTIVATION = Field("hidden_activation", "activation", "gelu_pytorch_tanh"
 def read_gemma2(keys: ForeignConfig, known: Mapping[str, Any], d_head: int) -> dict[str, Any]:
     """What Gemma 2 and 3 scale: the embedding, and the scores by a number of the config instead of the head's width."""
     same_activation(keys, "hidden_act", known["activation"])
-    scalar = keys.take("query_pre_attn_scalar", int, 256)
-    if not 1 <= scalar <= SIZE_LIMIT:
-        raise keys.fault("query_pre_attn_scalar", f"a positive number up to {SIZE_LIMIT}", scalar)
+    scalar = keys.take("query_pre_attn_scalar", float, 256.0)
+    if not 1 <= scalar <= SIZE_LIMIT or scalar % 1:
+        raise keys.fault("query_pre_attn_scalar", f"a positive whole number up to {SIZE_LIMIT}", scalar)
     return {
         "embedding_scale": embedding_scale(known["d_model"]),
         "attention_scale": None if scalar == d_head else scalar**-0.5,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samelogits.checkpoints.families import Family, Rule
-from samelogits.checkpoints.families.foreign_config import HARMLESS, Field, ForeignConfig
+from samelogits.checkpoints.families.foreign_config import HARMLESS, Field, ForeignConfig, one_rate
 from samelogits.config import DecoderConfig
 
 # What GPT-2's descendants (GPTBigCode, GPT-J, CodeGen) share with it.
@@ -17,11 +17,11 @@ GPT2_FIELDS = (
     Field("n_layer", "n_layers"),
     Field("n_head", "n_heads"),
     Field("layer_norm_epsilon", "norm_eps"),
-    Field("activation_function", "activation"),
+    Field("activation_function", "activation", "gelu_new"),
 )
 GPT2_HARMLESS = HARMLESS | {
-    "_num_labels", "gradient_checkpointing", "n_special", "output_past", "predict_special_tokens", "summary_activation",
-    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "_num_labels", "n_ctx", "n_special", "predict_special_tokens", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj",
 }  # fmt: skip
 BLOCK = "transformer.h.{i}"
 LAYER = "model.layers.{i}"
@@ -33,14 +33,11 @@ def derive_sizes(keys: ForeignConfig, known: Mapping[str, Any], rate: float) -> 
     d_model, n_heads = known["d_model"], known["n_heads"]
     # Dropout on the attention weights acts in training only, and this decoder has none there: any rate is accepted.
     keys.take("attn_pdrop", float)
-    dropout = keys.take("embd_pdrop", float, rate)
-    if (residual := keys.take("resid_pdrop", float, rate)) != dropout:
-        raise keys.fault("resid_pdrop", f"embd_pdrop {dropout}", residual)
     return {
         "n_kv_heads": n_heads,
         "d_head": head_width(keys, known, "n_head", "n_embd"),
         "d_ff": keys.take("n_inner", int, 4 * d_model),
-        "dropout": dropout,
+        "dropout": one_rate(*(keys.take(f"{part}_pdrop", float, rate) for part in ("resid", "embd"))),
     }
 
 
@@ -68,8 +65,6 @@ def attention_scale(keys: ForeignConfig) -> float | None:
 
 
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
-    if (n_ctx := keys.take("n_ctx", int, known["max_seq_len"])) != known["max_seq_len"]:
-        raise keys.fault("n_ctx", f"n_positions {known['max_seq_len']}", n_ctx)
     return derive_sizes(keys, known, 0.1) | {"attention_scale": attention_scale(keys)}
 
 
@@ -97,7 +92,7 @@ GPT2 = Family(
         Field("scale_attn_by_inverse_layer_idx", "scale_by_layer", False),
         Field("tie_word_embeddings", "tie_embeddings", True),
     ),
-    fixed={"add_cross_attention": False},
+    fixed={},
     # The last one says how a run in 16 bits rounds its scores.
     harmless=GPT2_HARMLESS | {"reorder_and_upcast_attn"},
     derive=_derive,

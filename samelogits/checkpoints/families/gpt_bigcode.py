@@ -18,7 +18,7 @@ from samelogits.checkpoints.families.gpt2 import (
 from samelogits.config import DecoderConfig
 
 _HARMLESS = {
-    "attention_softmax_in_fp32", "inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length",
+    "attention_softmax_in_fp32", "inference_runner", "max_batch_size", "pad_key_length",
     "pre_allocate_kv_cache", "scale_attention_softmax_in_fp32", "validate_runner_input",
 }  # fmt: skip
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from samelogits.checkpoints.families import Family, Rule
-from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig
+from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig, one_rate
 from samelogits.checkpoints.families.gpt2 import BLOCK, GPT2_HARMLESS, LAYER, K, Q, V, head_width
 from samelogits.config import DecoderConfig
 
@@ -17,9 +18,6 @@ _DEFAULT_WINDOW = 256
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     # Dropout on the attention weights acts in training only, and this decoder has none there: any rate is accepted.
     keys.take("attention_dropout", float)
-    dropout = keys.take("embed_dropout", float, 0.0)
-    if (residual := keys.take("resid_dropout", float, 0.0)) != dropout:
-        raise keys.fault("resid_dropout", f"embed_dropout {dropout}", residual)
     layers = _attention_layers(keys, known["n_layers"])
     local = tuple(i for i, kind in enumerate(layers) if kind == "local")
     window = keys.take("window_size", int, _DEFAULT_WINDOW)
@@ -27,7 +25,7 @@ def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
         "n_kv_heads": known["n_heads"],
         "d_head": head_width(keys, known, "num_heads", "hidden_size"),
         "d_ff": keys.take("intermediate_size", int, 4 * known["d_model"]),
-        "dropout": dropout,
+        "dropout": one_rate(*(keys.take(f"{part}_dropout", float, 0.0) for part in ("resid", "embed"))),
         "sliding_window": window if local else None,
         "sliding_layers": local,
     }
@@ -40,7 +38,9 @@ def _attention_layers(keys: ForeignConfig, n_layers: int) -> list[str]:
         types = _DEFAULT_TYPES
     if types is not None:
         try:
-            spelled = [kind for kinds, times in types for _ in range(min(times, n_layers + 1)) for kind in kinds]
+            # No more than one too many: the file decides how many there would be.
+            several = (kinds for kinds, times in types for _ in range(min(times, n_layers + 1)))
+            spelled = list(islice((kind for kinds in several for kind in kinds), n_layers + 1))
         except (TypeError, ValueError):
             raise keys.fault("attention_types", "pairs of a list of kinds and a number", types) from None
         if layers is not None and layers != spelled:

@@ -14,7 +14,7 @@ from samelogits.config import DecoderConfig
 _BLOCK = "gpt_neox.layers.{i}"
 _HARMLESS = {
     "attention_dropout", "attention_probs_dropout_prob", "auto_map", "classifier_dropout", "custom_pipelines",
-    "gradient_checkpointing", "hidden_dropout_prob", "is_decoder",
+    "hidden_dropout_prob", "num_steps",
 }  # fmt: skip
 _BASE, _PART = "rotary_emb_base", "rotary_pct"
 

@@ -30,7 +30,7 @@ _LAYER = (
 _MODULES = ("model.embed_tokens", *(f"model.layers.{{i}}.{name}" for name in _LAYER), "model.norm", "lm_head")
 RULES = tuple(Rule(module, (module,)) for module in _MODULES)
 _BIASES = ("attention_bias", "mlp_bias")
-_ACTIVATION = Field("hidden_act", "activation")
+_ACTIVATION = Field("hidden_act", "activation", "silu")
 
 
 def read_heads(
@@ -154,6 +154,8 @@ LLAMA = llama_like(
     "llama",
     "LlamaForCausalLM",
     biases=_BIASES,
-    fixed={"pretraining_tp": 1, "rope_interleaved": False, "is_llama_config": True},
+    # The first files have max_sequence_length alone, and transformers its default. The last one is Falcon 3's.
+    fields=(Field("max_position_embeddings", "max_seq_len", 2048),),
+    fixed={"pretraining_tp": 1, "rope_interleaved": False, "is_llama_config": True, "activation": "swiglu"},
     limits=whole_heads,
 )

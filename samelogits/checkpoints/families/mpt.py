@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samelogits.checkpoints.families import Family, Rule
-from samelogits.checkpoints.families.foreign_config import HARMLESS, Field, ForeignConfig
+from samelogits.checkpoints.families.foreign_config import FIXED, HARMLESS, Field, ForeignConfig
 from samelogits.checkpoints.families.gpt2 import LAYER, K, Q, V, head_width
 from samelogits.config import DecoderConfig
 
@@ -22,6 +22,7 @@ _ATTENTION_HARMLESS = HARMLESS | {
 }  # fmt: skip
 # What transformers computes whatever these say: other values are models that it gets wrong.
 _ATTENTION_FIXED = {
+    **FIXED,
     "alibi": True,
     "alibi_bias_max": 8,
     "attn_type": "multihead_attention",

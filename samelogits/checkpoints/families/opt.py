@@ -12,7 +12,7 @@ from samelogits.config import DecoderConfig
 
 _BLOCK = "model.decoder.layers.{i}"
 # Dropout and dropped layers act in training only; the rate has other places there than this decoder's.
-_HARMLESS = {"activation_dropout", "attention_dropout", "dropout", "init_std", "layerdrop", "prefix"}
+_HARMLESS = {"activation_dropout", "attention_dropout", "dropout", "init_std", "layerdrop"}
 
 
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,13 @@ OPT = Family(
         Field("activation_function", "activation", "relu"),
         Field("tie_word_embeddings", "tie_embeddings", True),
     ),
-    fixed={},
+    # What Galactica's and OPT-IML's files say too; transformers doesn't look.
+    fixed={
+        "learned_embeddings": True,
+        "output_projection": True,
+        "scale_embeddings": False,
+        "share_input_output_embed": True,
+    },
     harmless=HARMLESS | _HARMLESS,
     derive=_derive,
     express=_express,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samelogits.checkpoints.families import Rule
-from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig
+from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig, one_rate
 from samelogits.checkpoints.families.llama import RULES, llama_like, write_heads
 from samelogits.checkpoints.families.rope import write_rope
 from samelogits.checkpoints.families.stablelm import read_equal_heads
@@ -15,16 +15,11 @@ from samelogits.config import DecoderConfig
 _LAYER = "model.layers.{i}"
 
 
-def read_dropout(keys: ForeignConfig, known: Mapping[str, Any], key: str) -> dict[str, float]:
-    """The rate, if the one at the embedding is the same: this decoder has one for both, and else none in training."""
-    return {"dropout": known["dropout"] if keys.take(key, float, 0.0) == known["dropout"] else 0.0}
-
-
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     normed = keys.take("qk_layernorm", bool, False)
     return {
         **read_equal_heads(keys, known, partial=0.5),
-        **read_dropout(keys, known, "embd_pdrop"),
+        "dropout": one_rate(known["dropout"], keys.take("embd_pdrop", float, 0.0)),
         "qk_norm": "head" if normed else "none",
         "qk_norm_bias": normed,
     }

@@ -22,9 +22,11 @@ _APART = {(module,) for modules in _FUSED.values() for module in modules}
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     heads = read_heads(keys, known)
     window = keys.take("sliding_window", int)
-    keys.take("embd_pdrop", float)  # transformers drops nothing there
-    if dropout := keys.take("resid_pdrop", float, 0.0):
-        raise keys.fault("resid_pdrop", "0.0, as a rate must be the embedding's too", dropout)
+    for key in (
+        "embd_pdrop",
+        "resid_pdrop",
+    ):  # transformers drops nothing at the embedding, and so this decoder nowhere
+        keys.take(key, float)
     rope = read_rope(
         keys,
         heads["d_head"],

@@ -29,6 +29,8 @@ _KEYS = {
     "long_factors": "long_factor",
 }
 _KINDS = {"original_length": int, "truncate": bool, "short_factors": list, "long_factors": list}
+# What transformers doesn't read, at the values under which nobody else would either.
+_INERT = {"default": {"factor": 1.0}, "yarn": {"attn_factor": 1.0, "extrapolation_factor": 1.0}}
 _OLD_TYPES = MappingProxyType({"su": "longrope"})
 
 
@@ -197,7 +199,7 @@ def _read_scaling(
     if kind not in ("default", *READ):
         raise rope.fault(next(iter(named)), f"one of default, {', '.join(READ)}", kind)
     fields = {} if kind == "default" else _read_fields(rope, kind, max_seq_len, outside)
-    rope.finish({}, {"finetuned", *([_ORIGINAL] if kind in ("default", "linear") else [])})
+    rope.finish(_INERT.get(kind, {}), {"finetuned", *([_ORIGINAL] if kind in ("default", "linear") else [])})
     try:
         return RopeScaling.from_dict({"kind": kind, **fields}) if fields else None
     except ConfigError as error:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from samelogits.checkpoints.families import Rule
-from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig
+from samelogits.checkpoints.families.foreign_config import Field, ForeignConfig, one_rate
 from samelogits.checkpoints.families.llama import RULES, llama_like, read_llama, write_llama
-from samelogits.checkpoints.families.phi import read_dropout
 from samelogits.config import DecoderConfig
 
 _MLP = "model.layers.{i}.mlp"
@@ -16,11 +15,13 @@ _MLP = "model.layers.{i}.mlp"
 
 def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     window = keys.take("sliding_window", int)
+    if (eps := keys.take("layer_norm_epsilon", float, known["norm_eps"])) != known["norm_eps"]:
+        raise keys.fault("layer_norm_epsilon", f"norm_epsilon {known['norm_eps']}", eps)
     return {
         **read_llama(keys, known, kv_heads=2),
         "sliding_window": window,
         "sliding_layers": () if window is None else tuple(range(known["n_layers"])),
-        **read_dropout(keys, known, "embedding_dropout"),
+        "dropout": one_rate(known["dropout"], keys.take("embedding_dropout", float, 0.0)),
     }
 
 
@@ -40,7 +41,9 @@ STARCODER2 = llama_like(
         Field("norm_epsilon", "norm_eps", 1e-5),
         Field("residual_dropout", "dropout", 0.0),
     ),
-    fixed={"mlp_type": "default", "norm_type": "layer_norm"},
+    fixed={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+    # What the files were made from says too: the first of them is not the function, hidden_act is.
+    harmless=["activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"],
     derive=_derive,
     express=_express,
     rules=(
