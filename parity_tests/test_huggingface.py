@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases_other import CASES
 from checkpoint_files import (
     GPT2,
     GPT2_PARAMETERS,
@@ -22,12 +23,14 @@ from checkpoint_files import (
     bfloat16,
     gpt2_arrays,
     llama_parameters,
+    write_folder,
     write_gpt2,
     write_llama,
 )
 
 from samelogits.checkpoints import open_checkpoint, save_checkpoint
 from samelogits.checkpoints.checkpoint import Checkpoint
+from samelogits.checkpoints.families.registry import FAMILIES
 from samelogits.checkpoints.safetensors_file import SafetensorsFile
 from samelogits.checkpoints.tensors import StoredTensor
 from samelogits.config import DecoderConfig
@@ -114,6 +117,34 @@ def test_llama_inverse_frequencies_are_ignored(llama: Callable[..., Path]) -> No
         arrays["model.layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(5, np.float32)
 
     assert_same(open_checkpoint(llama(edit)).tensors, llama_parameters())
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_biases_of_cohere_2_may_lie_there_if_they_are_zero(prefix: str, tmp_path: Path) -> None:
+    family, keys = FAMILIES["cohere2"], {"model_type": "cohere2", **CASES["cohere2"][0]}
+    config = family.read_config(keys, "a file")
+    parameters = random_parameters(config, seed=3)
+    stored = family.write_tensors(config, {name: StoredTensor("F32", array) for name, array in parameters.items()})
+    found = {name: np.ascontiguousarray(tensor.array) for name, tensor in stored.items()}
+    zeros = dict.fromkeys(("layers.0.input_layernorm.bias", "layers.4.mlp.up_proj.bias"), np.float32([0, -0.0]))
+
+    def folder(**biases: np.ndarray) -> Path:
+        arrays = {name.removeprefix("model."): array for name, array in (found | biases).items()}
+        return write_folder(tmp_path / "cohere2", keys, {prefix + name: array for name, array in arrays.items()})
+
+    assert_same(open_checkpoint(folder(**zeros)).tensors, parameters)
+    for name, array in {
+        "layers.1.input_layernorm.bias": np.float32([0, 1e-30]),
+        "layers.5.input_layernorm.bias": np.zeros(2, np.float32),
+        "layers.1.input_layernorm.other": np.zeros(2, np.float32),
+        "layers.0.mlp.up_proj.bias": np.zeros(2, np.uint8),
+    }.items():
+        assert_refused(folder(**zeros, **{name: array}), f"{name}: not a parameter of this config")
+
+
+def test_zero_biases_elsewhere_are_refused(llama: Callable[..., Path]) -> None:
+    name = "model.layers.0.input_layernorm.bias"
+    assert_refused(llama(lambda arrays: arrays.update({name: np.zeros(12, np.float32)})), name)
 
 
 NEARLY_IGNORED = ["h.2.attn.bias", "h.0.attn.bias2", "h.x.attn.bias", "h.0.mlp.bias", "attn.bias", "h.0.attn.c_attn.b"]

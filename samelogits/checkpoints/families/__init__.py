@@ -113,7 +113,8 @@ class Family:
     change nothing. derive: the DecoderConfig fields that are neither constants nor fields, given those; one that it
     leaves out has its default. express: their keys, and what else a reader needs. limits: what transformers refuses
     beyond what would be read back as another config. rules: every module. ignored: tensors that may lie in a file and
-    are no parameters, `{i}` standing for the layer. interleaved: the file keeps rotary pairs side by side.
+    are no parameters, `{i}` standing for the layer. zero_biases: the file may hold biases that
+    the config lacks, of modules that it has, if they are zero. interleaved: it keeps rotary pairs side by side.
     """
 
     model_type: str
@@ -127,6 +128,7 @@ class Family:
     express: Callable[[DecoderConfig], dict[str, Any]]
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = ()
+    zero_biases: bool = False
     limits: Callable[[DecoderConfig], list[str]] = lambda config: []
     interleaved: bool = False
 
@@ -175,7 +177,8 @@ class Family:
         found = {self.prefix + name if is_bare and not name.startswith(f"{head}.") else name: entry
                  for name, entry in entries.items()}  # fmt: skip
         faults = [f"{entry.name}: not a parameter of this config" for name, entry in found.items()
-                  if name not in parts and name not in ignored and name != weight]  # fmt: skip
+                  if name not in parts and name not in ignored and name != weight
+                  and not (self.zero_biases and _is_zero_bias(name, entry, parts))]  # fmt: skip
         if config.tie_embeddings and weight in found:
             faults += _tie(found, weight, f"{self._foreign('model.embed_tokens')}.weight")
         readers: dict[str, Callable[[], StoredTensor]] = {}
@@ -259,6 +262,12 @@ def _tie(found: dict[str, Entry], weight: str, embedding: str) -> list[str]:
     if kept is head or _same_bits(kept, head):
         return []
     return [f"{weight}: expected the bits of {kept.name}, since tie_word_embeddings is true, found others"]
+
+
+def _is_zero_bias(name: str, entry: Entry, parts: Mapping[str, Part]) -> bool:
+    module, _, kind = name.rpartition(".")
+    found = kind == "bias" and f"{module}.weight" in parts and entry.dtype in DTYPES
+    return found and not entry.read().widen().any()
 
 
 def _same_bits(a: Entry, b: Entry) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from samelogits.checkpoints.families.cohere import COHERE_BLOCKS, COHERE_FIELDS
@@ -37,16 +38,19 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     return write_llama(config) | write_windows(config)
 
 
-COHERE2 = llama_like(
-    "cohere2",
-    "Cohere2ForCausalLM",
-    biases=("attention_bias",),
-    tied=True,
-    constants=COHERE_BLOCKS,
-    fields=COHERE_FIELDS,
-    fixed=_FIXED,
-    harmless=["layer_switch", "use_parallel_embedding"],
-    derive=_derive,
-    express=_express,
-    interleaved=True,
+COHERE2 = replace(
+    llama_like(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        biases=("attention_bias",),
+        tied=True,
+        constants=COHERE_BLOCKS,
+        fields=COHERE_FIELDS,
+        fixed=_FIXED,
+        harmless=["layer_switch", "use_parallel_embedding"],
+        derive=_derive,
+        express=_express,
+        interleaved=True,
+    ),
+    zero_biases=True,  # which the published files have, and transformers leaves alone
 )
