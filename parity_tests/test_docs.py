@@ -190,25 +190,34 @@ def test_tutorial_shows_the_walk(capsys):
     assert wrong_walks(text, capsys.readouterr().out) == []
 
 
-@pytest.mark.parametrize(
-    ("norm", "placement", "position"), [("layer_norm", "pre", "learned"), ("rms_norm", "post", "none")]
+TABLE = dataclasses.replace(
+    preset("llama-tiny"), n_heads=6, n_kv_heads=3, d_head=10, attention_bias=True, tie_embeddings=False, qk_norm="head"
 )
-def test_weight_table_is_that_of_the_code(norm, placement, position):
+TABLES = [
+    dataclasses.replace(
+        TABLE, norm="layer_norm", position="learned", rope_theta=None, position_offset=2, embedding_width=7,
+        embedding_norm=True, head_bias=True,
+    ),
+    dataclasses.replace(TABLE, norm_placement="post"),
+    dataclasses.replace(
+        TABLE, norm_placement="sandwich", n_experts=5, n_active_experts=2, expert_width=11, dense_layers=(1,)
+    ),
+]  # fmt: skip
+
+
+def test_weight_table_is_that_of_the_code():
     text = (ROOT / "docs" / "weight-format.md").read_text()
     rows = dict(re.findall(r"^\| `((?:model|lm_head)[\w.{}]*)` \| \(([^)]+)\) \|", text, re.MULTILINE))
-    config = dataclasses.replace(
-        preset("llama-tiny"), norm=norm, norm_placement=placement, position=position, rope_theta=None, n_heads=6,
-        n_kv_heads=3, d_head=10, attention_bias=True, tie_embeddings=False,
-    )  # fmt: skip
-    sizes = {"V": config.vocab_size, "D": config.d_model, "F": config.d_ff, "N": 6, "K": 3, "H": 10}
-    sizes["max_seq_len"] = config.max_seq_len
     unmet = set(rows)
-    for name, shape in parameter_shapes(config).items():
-        row = re.sub(r"layers\.\d+", "layers.{i}", name)
-        row = row if row in rows else row.rpartition(".")[0]
-        assert (name, eval(f"({rows[row]},)", sizes)[: len(shape)]) == (name, shape)
-        unmet.discard(row)
-    assert len(unmet) == {"pre": 1, "post": 2}[placement], unmet  # rows that this config can't have
+    for config in TABLES:
+        sizes = {"V": config.vocab_size, "D": config.d_model, "F": config.d_ff, "N": 6, "K": 3, "H": 10, "E": 5}
+        sizes |= {"W": config.embedding_width or config.d_model, **config.to_dict()}
+        for name, shape in parameter_shapes(config).items():
+            row = re.sub(r"experts\.\d+", "experts.{e}", re.sub(r"layers\.\d+", "layers.{i}", name))
+            row = row if row in rows else row.rpartition(".")[0]
+            assert (name, eval(f"({rows[row]},)", sizes)[: len(shape)]) == (name, shape)
+            unmet.discard(row)
+    assert unmet == set()
 
 
 def test_catches_false_documents(tmp_path):
