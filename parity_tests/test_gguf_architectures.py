@@ -99,6 +99,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Arrays, str]] = {
     "factors and a factor": (
         "llama", {"rope.scaling.factor": 2.0}, {"rope_freqs.weight": np.ones(5, np.float32)}, "and then no factor",
     ),
+    "odd part of a head": ("olmo3", {"rope.dimension_count": 5}, {}, "expected an even number, found 5"),
     "two sizes of YaRN": (
         "llama yarn of its own size", {"rope.scaling.attn_factor": 0.8}, {},
         "llama.rope.scaling.yarn_attn_factor: expected 0.8, as rope.scaling.attn_factor says, found 0.7",

@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "base 1 of yarn": ("llama", scaled(type="yarn", factor=2.0) | {"rope_theta": 1.0}, "rope_theta: expected finite"),
     "a part of a head": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
     "huge part of a head": ("phi3", {"partial_rotary_factor": 1e308}, "partial_rotary_factor: expected above 0 to 1"),
+    "gpt_neox huge part": ("gpt_neox", {"partial_rotary_factor": 1e308}, "partial_rotary_factor: expected rotary_pct"),
     "odd part of a head": ("phi3", {"partial_rotary_factor": 0.5}, "rotary_width: expected an even width"),
     "mistral window": ("mistral", {"sliding_window": 0}, "sliding_window: expected 1"),
     "mistral layers": ("mistral", {"num_hidden_layers": 10**12}, "num_hidden_layers: expected 1 to 1024"),

@@ -122,7 +122,7 @@ def read_rope(keys: Keys, d_head: int, max_seq_len: int, whole: bool) -> dict[st
         keys.fault("rope.dimension_count", f"the head width {d_head}", width)
     if width % 2:
         keys.fault("rope.dimension_count", "an even number", width)
-        return {}
+        return {"rope_theta": theta, "rotary_width": None, "rope_scaling": None}
     try:
         scaling = _read_scaling(keys, width, theta, max_seq_len)
     except ConfigError as error:

@@ -27,7 +27,7 @@ def _derive(keys: ForeignConfig, known: Mapping[str, Any]) -> dict[str, Any]:
         raise keys.fault("rope_theta", f"{_BASE} {rope['rope_theta']}", theta)
     width = rope["rotary_width"] or d_head
     part = keys.take("partial_rotary_factor", float)
-    if part is not None and int(d_head * part) != width:
+    if part is not None and not (0 < part <= 1 and int(d_head * part) == width):
         raise keys.fault("partial_rotary_factor", f"{_PART}, by which {width} of {d_head} elements are rotated", part)
     return {"n_kv_heads": known["n_heads"], "d_head": d_head, **rope}
 
