@@ -22,6 +22,7 @@ from samelogits.checking.catalogue import CATALOGUE
 FRAMEWORKS = ("torch", "jax", "transformers")
 MODES = ("taps", "logits", "bfloat16", "layer", "removed", "pairs", "honest", "honest-bfloat16")
 OTHERS = 1000  # from a seed to the next that is drawn from, where a mistake fits none of its cases
+NOT_FUSED = ("bloom", "mpt", "neo")  # as transformers has them
 Record = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -78,7 +79,8 @@ def _honest(precision: str, seeds: int) -> Iterator[Trial]:
             for family in FAMILIES:
                 # grouped_mm of torch.nn.functional takes no experts of odd sizes, its fused attention no cap.
                 config = cached_case(seed, family)[0]
-                able = config.n_experts is None and (way != "hf sdpa" or config.attention_softcap is None)
+                fused = config.attention_softcap is None and family not in NOT_FUSED
+                able = config.n_experts is None and (way != "hf sdpa" or fused)
                 held = not way.startswith("hf") or (_held("transformers", seed, family) and able)
                 if held and (precision, way) != ("bfloat16", "backend numpy"):
                     yield Trial(way, family, seed, precision=precision)

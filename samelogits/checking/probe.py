@@ -37,8 +37,8 @@ def make_probe(
     if tokens is None:
         length = length if limit is None else max(1, min(length, limit - room))
         mixed = np.arange(2 * length, dtype=np.uint64) * 2654435761 % 2**32
-        # In a vocabulary smaller than a row the low bits repeat themselves, and so would the rows.
-        ids = mixed % vocab_size if vocab_size > length else mixed * vocab_size >> 32
+        # The low bits of a vocabulary of 16, say, repeat themselves, and so would a row of 32 or 48.
+        ids = mixed % vocab_size if length % vocab_size else mixed * vocab_size >> 32
         tokens_BT = ids.astype(np.int64).reshape(2, length)
         mask_BT = np.ones((2, length), bool)
         mask_BT[1, : length // 5] = False
