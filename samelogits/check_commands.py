@@ -52,7 +52,9 @@ def add_commands(command: Command, default_model: str) -> None:
             help="your own: module:function, a recording's .npz or .safetensors, hf: (transformers on the same "
             "weights), hf:FOLDER, torch, jax or numpy; options as in hf:?dtype=bfloat16",
         )
-        to.add_argument("--name-map", metavar="FILE.yaml", help="of its activations; or a built-in one's name; or none")
+        to.add_argument(
+            "--name-map", metavar="FILE.yaml", help="its activations' names: a file, a built-in map, or none"
+        )
         to.add_argument("--precision", help="what the candidate computes in (default: what it says or shows)")
 
     check = command(
