@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import resource
 import signal
 import struct
 import tempfile
+import time
 import traceback
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +125,7 @@ def filled(data: bytes) -> bytes:
     return data + DATA[: end - header.end] if header.end == len(data) else data
 
 
-SECONDS = 1.0  # of the process's own time, for one execution
+SECONDS = 1.0  # of the thread's own time, for one execution
 FACTOR, SLACK = 64, 2**24  # bytes of memory: so many for each byte of the file, and these
 
 
@@ -157,14 +159,34 @@ def execute(parser: Parser, data: bytes) -> bool:
     return accepted
 
 
-def _ring(*_: Any) -> None:
-    raise _OverTime
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raises _OverTime once this thread has worked for SECONDS: what other threads of the process do is not charged,
+    and neither is the collection of the garbage of others, out of which nothing could be raised."""
+    end = time.thread_time() + SECONDS
+
+    def ring(*_: Any) -> None:
+        left = end - time.thread_time()
+        if left <= 0:
+            raise _OverTime
+        signal.setitimer(signal.ITIMER_VIRTUAL, left)
+
+    collecting, before = gc.isenabled(), signal.signal(signal.SIGVTALRM, ring)
+    gc.disable()
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+        if collecting:
+            gc.enable()
 
 
 def _timed(parser: Parser, data: bytes) -> bool:
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
-        parser.check(data)
+        with _time_limit():
+            parser.check(data)
     except SamelogitsError as error:
         text = str(error)
         if not text.isprintable() or len(text) > 4000:
@@ -181,8 +203,6 @@ def _timed(parser: Parser, data: bytes) -> bool:
         if type(error) is AssertionError:
             kind += f": {str(error).partition(':')[0]}"
         raise Finding(kind, f"{kind}: {error!s:.300}") from error
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return True
 
 
@@ -206,8 +226,7 @@ def forget_high_water() -> None:
 
 def load(target: str) -> Parser:
     """The parser that a function of a module makes, both named as "module:function", once it has read its seeds. From
-    here on the alarm is this module's, and a library in Rust tells no more of a panic than that it came."""
-    signal.signal(signal.SIGVTALRM, _ring)
+    here on a library in Rust tells no more of a panic than that it came."""
     os.environ["RUST_BACKTRACE"] = "0"  # a trace would take memory that the parser is then charged with
     module, _, function = target.partition(":")
     made: Parser = getattr(importlib.import_module(module), function)()
