@@ -265,8 +265,10 @@ def check_rounded_values(place, case):
 
 
 @pytest.mark.slow(
-    when=lambda given: given["place"].backend == "jax"
-    and given["case"] in ("attention_scores 2", "attention_mix 2", "linear, 1 long rows")
+    when=lambda given: (
+        given["place"].backend == "jax"
+        and given["case"] in ("attention_scores 2", "attention_mix 2", "linear, 1 long rows")
+    )
 )
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_rounded(place, case):

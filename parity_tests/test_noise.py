@@ -14,6 +14,7 @@ from samelogits.checking.noise import PRECISIONS, disturb
 from samelogits.checking.rounding import ROUND, round_bfloat16, round_float16, round_tf32
 from samelogits.checking.scores import ELEMENT_LIMIT, ROW_LIMIT, ROW_SIZE, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.variant import Variant
+from samelogits.rotary import RopeScaling, rotary_powers
 
 ODD = replace(
     LLAMA, n_heads=6, n_kv_heads=3, d_head=10, d_model=26, d_ff=70, activation="gelu_tanh", attention_bias=False,
@@ -222,6 +223,27 @@ def test_scores_that_a_compiler_leaves_unrounded_are_inside(monkeypatch):
     assert np.abs(taps["layers.0.self_attn.scores"]).max() > 50
     for scores in scores_of(config, taps, "bfloat16", probe_of(config, 24)):
         assert worst(scores)[0] < 1
+
+
+def test_blended_frequencies_written_otherwise_are_inside(monkeypatch):
+    """Llama 3's scaling of a short original length blends the fastest frequency too, and there a rounding grows. With
+    the one rounding of plain frequencies this is outside."""
+    scaling = RopeScaling(
+        kind="llama3", factor=8.0, original_length=20, low_frequency_factor=1.0, high_frequency_factor=4.0
+    )
+    config, probe = replace(LLAMA, rope_scaling=scaling), probe_of(LLAMA, 36)
+
+    def otherwise(width, theta, scaling, length):
+        plain = np.float32(1) / rotary_powers(width, theta)
+        turns = np.float32(20 / np.pi / 2) * plain
+        kept = np.clip(turns * np.float32(1 / 3) - np.float32(1 / 3), 0, 1)
+        return kept * plain + (plain - kept * plain) * np.float32(1 / 8)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("samelogits.positions.rotary_frequencies", otherwise)
+        taps = mistaken.run(config, probe)[1]
+    for scores in scores_of(config, taps, probe=probe):
+        assert 0.05 < worst(scores)[0] < 1
 
 
 @pytest.mark.parametrize("n_tokens", [2**14, 2**18])

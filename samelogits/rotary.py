@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -93,27 +93,38 @@ class RopeScaling:
         return cls(**given)
 
 
-def rotary_frequencies(width: int, theta: float, scaling: RopeScaling | None = None, length: int = 0) -> np.ndarray:
+def rotary_powers(width: int, theta: float) -> np.ndarray:
+    """theta^(2i / width) in float32, [width / 2]."""
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
+
+
+def rotary_frequencies(
+    width: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    length: int = 0,
+    powers: Callable[[int, float], np.ndarray] = rotary_powers,
+) -> np.ndarray:
     """1 / theta^(2i / width) in float32, [width / 2]: radians a position. length: tokens of the text, for the kinds of
-    scaling that depend on it."""
+    scaling that depend on it. powers: where theta^(2i / width) comes from."""
     if scaling is None:
-        return _frequencies(width, theta)
+        return _inverse(powers(width, theta))
     if scaling.kind == "dynamic":
         assert scaling.factor is not None
         assert scaling.original_length is not None
         stretch = scaling.factor * max(length, scaling.original_length) / scaling.original_length
-        return _frequencies(width, theta * (stretch - (scaling.factor - 1)) ** (width / (width - 2)))
+        return _inverse(powers(width, theta * (stretch - (scaling.factor - 1)) ** (width / (width - 2))))
     if scaling.kind == "longrope":
         assert scaling.original_length is not None
         factors = scaling.long_factors if length > scaling.original_length else scaling.short_factors
-        return np.asarray(np.float32(1) / (np.asarray(factors, np.float32) * _powers(width, theta)))
-    frequencies = _frequencies(width, theta)
-    factor = np.float32(scaling.factor)
-    if scaling.kind == "linear":
-        return np.asarray(frequencies / factor)
+        return _inverse(np.asarray(factors, np.float32) * powers(width, theta))
+    if scaling.kind == "yarn":
+        return _blend_turns(powers(width, theta), theta, scaling)
+    frequencies = _inverse(powers(width, theta))
     if scaling.kind == "llama3":
         return _blend_wavelengths(frequencies, scaling)
-    return _blend_turns(width, theta, scaling)
+    return np.asanyarray(frequencies / np.float32(scaling.factor))
 
 
 def are_finite(width: int, theta: float, scaling: RopeScaling | None, length: int) -> bool:
@@ -127,13 +138,8 @@ def are_finite(width: int, theta: float, scaling: RopeScaling | None, length: in
         return False
 
 
-def _powers(width: int, theta: float) -> np.ndarray:
-    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
-
-
-def _frequencies(width: int, theta: float) -> np.ndarray:
-    return np.asarray(np.float32(1) / _powers(width, theta))
+def _inverse(powers: np.ndarray) -> np.ndarray:
+    return np.asanyarray(np.float32(1) / powers)
 
 
 def _blend_wavelengths(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -151,12 +157,12 @@ def _blend_wavelengths(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndar
     return np.where(between, blended, divided).astype(np.float32)
 
 
-def _blend_turns(width: int, theta: float, scaling: RopeScaling) -> np.ndarray:
+def _blend_turns(powers: np.ndarray, theta: float, scaling: RopeScaling) -> np.ndarray:
     """YaRN: frequencies that turn often within the original length stay, slow ones are divided by the factor."""
     assert scaling.original_length is not None
     assert scaling.beta_fast is not None
     assert scaling.beta_slow is not None
-    length = scaling.original_length
+    width, length = 2 * len(powers), scaling.original_length
 
     def place(turns: float) -> float:
         """Of the frequency that makes so many turns."""
@@ -168,8 +174,7 @@ def _blend_turns(width: int, theta: float, scaling: RopeScaling) -> np.ndarray:
     first, last = max(first, 0), min(last, width - 1)
     if first == last:
         last += 0.001
-    powers = _powers(width, theta)
     ramp = np.clip((np.arange(width // 2, dtype=np.float32) - np.float32(first)) / np.float32(last - first), 0, 1)
     kept = 1 - ramp
-    divided = np.float32(1) / (np.float32(scaling.factor) * powers)
-    return np.asarray(divided * (1 - kept) + np.float32(1) / powers * kept, np.float32)
+    divided = _inverse(np.float32(scaling.factor) * powers)
+    return np.asarray(divided * (1 - kept) + _inverse(powers) * kept, np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy_reference.tape import record
 from samelogits.checking.variant import Variant
 from samelogits.positions import alibi_slopes
-from samelogits.rotary import RopeScaling, rotary_frequencies
+from samelogits.rotary import RopeScaling, rotary_frequencies, rotary_powers
 
 Array = np.ndarray
 
@@ -196,11 +196,24 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         return run
 
     def angles_off(theta: float, scaling: RopeScaling | None) -> Array:
+        """A frequency is off at all positions alike, an angle at its own. Both are float32 in every precision."""
+
+        class Rounding(np.ndarray):
+            """Powers in float64, and what is made of them, each operation off as that of float32."""
+
+            def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+                plain = (x.view(np.ndarray) if isinstance(x, Rounding) else x for x in inputs)
+                y = getattr(ufunc, method)(*plain, **options)
+                return relative(y, 2.0**-24).view(Rounding) if y.dtype == np.float64 else y
+
+        def powers(width: int, theta: float) -> Array:
+            return rotary_powers(width, theta).astype(np.float64).view(Rounding)
+
         positions_BT = variant.batch.positions_BT
-        frequencies = rotary_frequencies(variant.config.rotated, theta, scaling, int(positions_BT.max(initial=-1)) + 1)
+        recipe = variant.config.rotated, theta, scaling, int(positions_BT.max(initial=-1)) + 1
+        frequencies, moved = rotary_frequencies(*recipe), np.asarray(rotary_frequencies(*recipe, powers))
         angles = positions_BT[..., None] * frequencies
-        # A frequency is off at all positions alike, an angle at its own. Both are float32 in every precision.
-        return angles * (uniform(frequencies.shape) + uniform(angles.shape)) * 2.0**-24
+        return angles * (moved / frequencies - 1 + uniform(angles.shape) * 2.0**-24)
 
     def alibi(table: Array) -> Array:
         """Many count from the first token, so that the roundings are those of a larger sum."""
