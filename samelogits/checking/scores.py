@@ -22,7 +22,8 @@ class Score:
     """A tap's error in units of its noise.
 
     whole: root mean square of the error over that of the noise, the whole tap. row: the same of the worst row.
-    element: the largest error of one, where single ones are judged, over the noise that its row and column have.
+    element: the largest error of one, where single ones are judged, over its own noise or that which its row and column
+    have, whichever is larger.
     error: root mean square of the error. noise: root mean square of the noise. row_place: the worst row's index.
     rows: how many rows the noise rests on, effectively. surprise: mean negative log-likelihood of an element, were the
     noise Gaussian, but for a constant. share: the error as a share of the limit; above 1 is more than rounding makes.
@@ -62,7 +63,7 @@ class Spread:
     mistaken: bool = False
     _wild: Array = field(init=False)  # real places at which the reference is not finite
     _squares: Array = field(init=False)
-    _columns: Array = field(init=False)  # by column, the sum of the squares of all rows
+    _elements: Array = field(init=False)  # by element, where single ones are judged: a few runs tell little of one
     _counts: Array = field(init=False)
     _runs: int = 0
 
@@ -71,7 +72,7 @@ class Spread:
         self._wild, self.real = self.real & ~finite, self.real & finite
         self._counts = self.real.sum(-1)
         self._squares = np.zeros(self.reference.shape[:-1])
-        self._columns = np.zeros(self.reference.shape[-1])
+        self._elements = np.zeros(self.reference.shape if self.by_element else 0)
         # The error of storing the result.
         self._floor = (np.square(self.precision.storage * self.reference) + self.precision.smallest**2) / 3
 
@@ -79,7 +80,8 @@ class Spread:
         """One run with noise."""
         squares = np.where(self.real, np.maximum(np.square(run - self.reference), self._floor), 0)
         self._squares += squares.sum(-1)
-        self._columns += squares.reshape(-1, squares.shape[-1]).sum(0)
+        if self.by_element:
+            self._elements += squares
         self._runs += 1
 
     @property
@@ -103,7 +105,7 @@ class Spread:
         other = copy.copy(self)
         squares = max(self._runs, 1) * np.where(self.real, np.square(value - self.reference), 0)
         other._squares = self._squares + squares.sum(-1)
-        other._columns = self._columns + squares.reshape(-1, squares.shape[-1]).sum(0)
+        other._elements = self._elements + squares if self.by_element else self._elements
         return other
 
     def judge(self, candidate: Array) -> Score:
@@ -133,11 +135,14 @@ class Spread:
         )
 
     def _worst_element(self, errors: Array) -> float:
-        """Of squared errors, in units of the noise that an element has if rows and columns share it out."""
-        rows, columns = self.noise, self._columns / max(self._columns.mean(), np.finfo(float).tiny)
+        """Of squared errors, in units of the element's noise: what the runs showed there, or what it has if rows and
+        columns share the noise out."""
+        rows, columns = self.noise, self._elements.reshape(-1, self._elements.shape[-1]).mean(0)
+        columns /= max(columns.mean(), np.finfo(float).tiny)
         worst = 0.0
         for index in np.ndindex(rows.shape):  # a row at a time: a vocabulary is large
-            worst = max(worst, float(_ratio(errors[index], rows[index] * columns).max(initial=0.0)))
+            noise = np.maximum(rows[index] * columns, self._elements[index] / max(self._runs, 1))
+            worst = max(worst, float(_ratio(errors[index], noise).max(initial=0.0)))
         return worst
 
 
