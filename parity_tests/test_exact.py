@@ -236,6 +236,18 @@ def test_a_value_that_overflows_is_named(place):
     assert digest(model.parameters()) == digest(parameters)  # nothing was updated
 
 
+def test_no_row_has_no_fault(place):
+    assert load(ladder.LLAMA, place).logits(np.zeros((0, 7), int)).shape == (0, 7, ladder.LLAMA.vocab_size)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_seen(place, value):
+    model, array = load(ladder.LLAMA, place), np.zeros((3, 5, 7), np.float32)
+    assert model.is_finite(ladder.to_framework(place, array))
+    array[1, 2, 3] = value
+    assert not model.is_finite(ladder.to_framework(place, array))
+
+
 def test_the_callers_error_state_is_no_matter(config):
     expected = load(config, ladder.cpu("numpy")).logits(ladder.tokens(config))
     with np.errstate(all="raise"):

@@ -72,7 +72,7 @@ class TorchModel(Model):
         return wide.detach().cpu().numpy().copy()
 
     def is_finite(self, array: Tensor) -> bool:
-        return bool(torch.isfinite(array).all())
+        return not array.numel() or bool(torch.stack(array.aminmax()).isfinite().all())
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: self.to_numpy(value) for name, value in self.decoder.named_parameters()}
