@@ -107,7 +107,7 @@ def rotary_frequencies(
     powers: Callable[[int, float], np.ndarray] = rotary_powers,
 ) -> np.ndarray:
     """1 / theta^(2i / width) in float32, [width / 2]: radians a position. length: tokens of the text, for the kinds of
-    scaling that depend on it. powers: where theta^(2i / width) comes from."""
+    scaling that depend on it. powers: where theta^(2i / width) comes from; a subclass of array sees every operation."""
     if scaling is None:
         return _inverse(powers(width, theta))
     if scaling.kind == "dynamic":
