@@ -14,7 +14,7 @@ from samelogits.checking.noise import PRECISIONS, disturb
 from samelogits.checking.rounding import ROUND, round_bfloat16, round_float16, round_tf32
 from samelogits.checking.scores import ELEMENT_LIMIT, ROW_LIMIT, ROW_SIZE, WHOLE_LIMIT, Score, Spread
 from samelogits.checking.variant import Variant
-from samelogits.rotary import RopeScaling, rotary_powers
+from samelogits.rotary import RopeScaling, rotary_frequencies, rotary_powers
 
 ODD = replace(
     LLAMA, n_heads=6, n_kv_heads=3, d_head=10, d_model=26, d_ff=70, activation="gelu_tanh", attention_bias=False,
@@ -244,6 +244,14 @@ def test_blended_frequencies_written_otherwise_are_inside(monkeypatch):
         taps = mistaken.run(config, probe)[1]
     for scores in scores_of(config, taps, probe=probe):
         assert 0.05 < worst(scores)[0] < 1
+
+
+def test_a_frequency_that_float32_has_not_got_has_noise_of_a_number():
+    scaling = RopeScaling(kind="linear", factor=1e37)
+    variant = Variant(replace(LLAMA, rope_theta=1e12, rope_scaling=scaling), mistaken.wide(LLAMA), probe_of(LLAMA))
+    assert not rotary_frequencies(variant.config.rotated, 1e12, scaling)[-1]
+    disturb(variant, PRECISIONS["float32"], seed=1)
+    assert np.isfinite(variant.run()).all()
 
 
 @pytest.mark.parametrize("n_tokens", [2**14, 2**18])

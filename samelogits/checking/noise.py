@@ -212,8 +212,8 @@ def disturb(variant: Variant, precision: Precision, seed: int) -> None:
         positions_BT = variant.batch.positions_BT
         recipe = variant.config.rotated, theta, scaling, int(positions_BT.max(initial=-1)) + 1
         frequencies, moved = rotary_frequencies(*recipe), np.asarray(rotary_frequencies(*recipe, powers))
-        angles = positions_BT[..., None] * frequencies
-        return angles * (moved / frequencies - 1 + uniform(angles.shape) * 2.0**-24)
+        angles, off = (positions_BT[..., None] * each for each in (frequencies, moved - frequencies))
+        return off + angles * uniform(angles.shape) * 2.0**-24
 
     def alibi(table: Array) -> Array:
         """Many count from the first token, so that the roundings are those of a larger sum."""
