@@ -85,9 +85,10 @@ LLAMA_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown keys": ({"sliding_window": 4, "zeta": {}}, "'sliding_window': not understood"),
     "a key with a line in it": ({"a\nb": 1}, "'a\\nb': not understood"),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    "pretraining_tp": ({"pretraining_tp": 2}, "pretraining_tp: expected 1, the only value supported, found 2"),
-    "pretraining_tp true": ({"pretraining_tp": True}, "pretraining_tp"),
-    "interleaved rope": ({"rope_interleaved": True}, "rope_interleaved"),
+    "interleaved rope": (
+        {"rope_interleaved": True}, "rope_interleaved: expected False, the only value supported, found True"
+    ),
+    "interleaved rope as a number": ({"rope_interleaved": 0}, "rope_interleaved"),
     "scaled rope": ({"rope_scaling": {"rope_type": "su", "factor": 8.0}}, "rope_scaling: short_factor"),
     "scaled rope, old name": ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling: type"),
     "scaled rope, new place": ({"rope_parameters": {"rope_type": "mrope", "rope_theta": 5000.0}}, "'mrope'"),

@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 # What published files say beside the keys of the cases, and what changes nothing.
 HARMLESS: dict[str, dict[str, Any]] = {
-    "llama": {"pretraining_tp": 1, "rope_interleaved": False, "is_llama_config": True,
+    "llama": {"pretraining_tp": 2, "rope_interleaved": False, "is_llama_config": True,
               "_name_or_path": "a", "torch_dtype": "bfloat16", "activation": "swiglu", "hidden_act": None,
               "rope_scaling": {"type": "default", "factor": 1.0}},
     "mistral": {"attention_dropout": 0.0, "pad_token_id": 0, "auto_map": {"AutoConfig": "a"}, "mlp_bias": False},
@@ -142,7 +142,7 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "arcee": {"rope_scaling": {**CASES["arcee"][0]["rope_scaling"], "type": "yarn", "mscale": 1.0, "attn_factor": 1,
                                "extrapolation_factor": 1.0}},
     "helium": {"rope_theta": 600},
-    "qwen3_moe": {"mlp_only_layers": [3, 99]},
+    "qwen3_moe": {"mlp_only_layers": [3, 99], "shared_expert_intermediate_size": 0},
     "starcoder2": {"activation_function": "gelu", "attention_softmax_in_fp32": True, "scale_attn_weights": True,
                    "scale_attention_softmax_in_fp32": True,
                    "layer_norm_epsilon": CASES["starcoder2"][0].get("norm_epsilon", 1e-5)},

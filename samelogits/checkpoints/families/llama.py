@@ -140,7 +140,7 @@ def llama_like(
         },
         fields=tuple(known.values()),
         fixed={**lacking, **fixed},
-        harmless=HARMLESS.union(harmless, ["pretraining_tp"]),  # how Llama once cut its products, copied since
+        harmless=HARMLESS.union(harmless, ["pretraining_tp"]),  # in how many parts Llama once took its products
         derive=derive,
         express=express,
         limits=limits,
@@ -156,6 +156,6 @@ LLAMA = llama_like(
     biases=_BIASES,
     # The first files have max_sequence_length alone, and transformers its default. The last one is Falcon 3's.
     fields=(Field("max_position_embeddings", "max_seq_len", 2048),),
-    fixed={"pretraining_tp": 1, "rope_interleaved": False, "is_llama_config": True, "activation": "swiglu"},
+    fixed={"rope_interleaved": False, "is_llama_config": True, "activation": "swiglu"},
     limits=whole_heads,
 )

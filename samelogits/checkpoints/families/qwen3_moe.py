@@ -70,6 +70,7 @@ QWEN3_MOE = llama_like(
         Field("moe_intermediate_size", "expert_width", 768),
         Field("norm_topk_prob", "normalize_experts", False),
     ),
+    fixed={"shared_expert_intermediate_size": 0},
     harmless=(*ROUTER_HARMLESS, "max_window_layers"),
     rules=EXPERT_RULES,
 )
