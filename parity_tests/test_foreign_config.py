@@ -86,7 +86,8 @@ LLAMA_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a key with a line in it": ({"a\nb": 1}, "'a\\nb': not understood"),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "interleaved rope": (
-        {"rope_interleaved": True}, "rope_interleaved: expected False, the only value supported, found True"
+        {"rope_interleaved": True},
+        "rope_interleaved: expected False, the only value supported, found True",
     ),
     "interleaved rope as a number": ({"rope_interleaved": 0}, "rope_interleaved"),
     "scaled rope": ({"rope_scaling": {"rope_type": "su", "factor": 8.0}}, "rope_scaling: short_factor"),
