@@ -150,6 +150,105 @@ def nano_gpt(parameters):
     return model
 
 
+def from_scratch(config, parameters):
+    """The modules and names of the book "Build a Large Language Model (From Scratch)": its GPT, and its Qwen."""
+    import torch
+    from torch import nn
+
+    from samelogits.positions import rotary_tables
+
+    c, gpt = config, config.position == "learned"
+
+    def linear(name):
+        weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+        made = nn.Linear(*weight.shape[::-1], bias=bias is not None)
+        made.weight.data = torch.tensor(weight)
+        if bias is not None:
+            made.bias.data = torch.tensor(bias)
+        return made
+
+    def norm(name):
+        weight = torch.tensor(parameters[f"{name}.weight"])
+        made = (nn.LayerNorm if gpt else nn.RMSNorm)(len(weight), c.norm_eps)
+        made.weight.data = weight
+        if gpt:
+            made.bias.data = torch.tensor(parameters[f"{name}.bias"])
+        return made
+
+    def rotate(x_BNTH):
+        cos, sin = (torch.tensor(each) for each in rotary_tables(np.arange(x_BNTH.shape[2])[None], c.d_head, 5000.0))
+        a, b = x_BNTH.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+    class Attention(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.W_query, self.W_key, self.W_value, self.out_proj = (linear(f"{name}.{i}_proj") for i in "qkvo")
+            if gpt:
+                self.dropout = nn.Dropout(0.1)
+            else:
+                self.q_norm, self.k_norm = norm(f"{name}.q_norm"), norm(f"{name}.k_norm")
+
+        def forward(self, x):
+            B, T, _ = x.shape
+            q, k, v = (
+                each(x).view(B, T, -1, c.d_head).transpose(1, 2) for each in (self.W_query, self.W_key, self.W_value)
+            )
+            if not gpt:
+                q, k = rotate(self.q_norm(q)), rotate(self.k_norm(k))
+            k, v = (each.repeat_interleave(c.n_heads // c.n_kv_heads, dim=1) for each in (k, v))
+            hidden = torch.ones(T, T).tril() == 0
+            weights = (q @ k.mT / math.sqrt(c.d_head)).masked_fill(hidden, -math.inf).softmax(-1)
+            weights = self.dropout(weights) if gpt else weights
+            return self.out_proj((weights @ v).transpose(1, 2).reshape(B, T, -1))
+
+    class Dense(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.layers = nn.Sequential(linear(f"{name}.up_proj"), nn.GELU("tanh"), linear(f"{name}.down_proj"))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    class Gated(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.fc1, self.fc2, self.fc3 = (linear(f"{name}.{part}_proj") for part in ("gate", "up", "down"))
+
+        def forward(self, x):
+            return self.fc3(nn.functional.silu(self.fc1(x)) * self.fc2(x))
+
+    class Block(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.att, self.ff = Attention(f"{name}.self_attn"), (Dense if gpt else Gated)(f"{name}.mlp")
+            self.norm1, self.norm2 = norm(f"{name}.input_layernorm"), norm(f"{name}.post_attention_layernorm")
+            self.drop_resid = nn.Dropout(0.1) if gpt else nn.Identity()
+
+        def forward(self, x):
+            x = x + self.drop_resid(self.att(self.norm1(x)))
+            return x + self.drop_resid(self.ff(self.norm2(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tok_emb = nn.Embedding.from_pretrained(torch.tensor(parameters["model.embed_tokens.weight"]))
+            if gpt:
+                positions = torch.tensor(parameters["model.embed_positions.weight"])
+                self.pos_emb, self.drop_emb = nn.Embedding.from_pretrained(positions), nn.Dropout(0.1)
+            self.trf_blocks = nn.Sequential(*(Block(f"model.layers.{i}") for i in range(c.n_layers)))
+            self.final_norm = norm("model.norm")
+            self.out_head = linear("model.embed_tokens" if c.tie_embeddings else "lm_head")
+
+        def forward(self, in_idx):
+            x = self.tok_emb(in_idx)
+            if gpt:
+                x = self.drop_emb(x + self.pos_emb(torch.arange(in_idx.shape[1])))
+            return self.out_head(self.final_norm(self.trf_blocks(x)))
+
+    return Model()
+
+
 def nnx_llama(parameters):
     """A Llama of Flax's own layers, with dropout, in training mode."""
     import jax

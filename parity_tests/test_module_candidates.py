@@ -12,6 +12,7 @@ from candidate_ports import (
     MASK,
     assert_is_model,
     checkpoint_of,
+    from_scratch,
     nano_gpt,
     nnx_llama,
     probe_of,
@@ -177,6 +178,22 @@ def test_nano_gpt():
 
 @needs("torch")
 @needs_maps
+@pytest.mark.parametrize(
+    ("config", "absent"),
+    [(GPT2, ("scores", "weights")), (dataclasses.replace(LLAMA, qk_norm="head"), ATTENTION)],
+    ids=["gpt", "qwen"],
+)
+def test_llms_from_scratch(config, absent):
+    checkpoint = checkpoint_of(config)
+    candidate = open_candidate(from_scratch(config, checkpoint.parameters()).eval(), checkpoint)
+    assert candidate.name_map.name == "llms-from-scratch"
+    assert assert_is_model(candidate, config, absent, np.ones_like(MASK)).unmapped == []
+    asked = open_candidate(candidate.module, checkpoint, name_map="none")
+    assert [asked.plan.places, asked.notes] == [{}, []]  # as it was asked for, no note says so
+
+
+@needs("torch")
+@needs_maps
 def test_a_torch_module_that_fails_or_meddles_is_put_right():
     import torch
 
@@ -210,7 +227,7 @@ def test_a_torch_module_that_fails_or_meddles_is_put_right():
         module.scale.fill_(-1)
     output = run_checked(candidate, LLAMA)
     assert output.unmapped == ["linear"]
-    for word in ("printed", "changed the tokens", "bfloat16, float32", "training mode", "knows none"):
+    for word in ("printed", "changed the tokens", "bfloat16, float32", "training mode", "no built-in name map"):
         assert [note for note in output.notes if word in note], word
 
 

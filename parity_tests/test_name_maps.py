@@ -40,7 +40,9 @@ def test_builtin_maps_are_all_files_and_guessed_by_their_names():
     post = ["model.layers.0", "model.layers.0.post_feedforward_layernorm", "model.layers.0.mlp.up_proj"]
     assert NameMap.guess(post).name == "samelogits"
     assert NameMap.guess(["encoder", "what.ever"], LLAMA) == NameMap("none")
-    with pytest.raises(InputError, match="expected a file or one of llama, gpt2, nanogpt, samelogits, found 'bert'"):
+    with pytest.raises(
+        InputError, match="expected a file or one of llama, gpt2, nanogpt, llms-from-scratch, samelogits, found 'bert'"
+    ):
         NameMap.builtin("bert")
 
 

@@ -143,8 +143,9 @@ class ModuleCandidate:
         self.notes: list[str] = []
         self.paths = dict(paths)
         self.plan = name_map.plan(paths)
-        if not self.plan.places:
-            self.notes.append(f"name map {name_map.name} knows none of its modules: only its logits are compared")
+        if not self.plan.places and (self.guessed or name_map.rules):
+            knows = "no built-in name map knows any" if self.guessed else f"name map {name_map.name} knows none"
+            self.notes.append(f"{knows} of its modules: only its logits are compared (--name-map FILE.yaml names taps)")
         self._parameters = _parameters(call)
         self._mask = next((name for name in MASK_NAMES if name in self._parameters), None)
         self.takes_mask = forward is not None or self._mask is not None
