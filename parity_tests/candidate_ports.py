@@ -1,6 +1,7 @@
 """Small checkpoints in memory, and decoders as people write them: what the adapters of candidates are tested on."""
 
 import math
+from functools import partial
 
 import ladder
 import numpy as np
@@ -150,6 +151,30 @@ def nano_gpt(parameters):
     return model
 
 
+def torch_linear(parameters, name, change=lambda weight_OI: weight_OI):
+    """nn.Linear with these parameters, its weight changed."""
+    import torch
+
+    weight, bias = change(parameters[f"{name}.weight"]), parameters.get(f"{name}.bias")
+    made = torch.nn.Linear(*weight.shape[::-1], bias=bias is not None)
+    made.weight.data = torch.tensor(weight)
+    if bias is not None:
+        made.bias.data = torch.tensor(bias)
+    return made
+
+
+def torch_norm(parameters, config, name):
+    """nn.LayerNorm or nn.RMSNorm with these parameters."""
+    import torch
+
+    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+    made = (torch.nn.RMSNorm if bias is None else torch.nn.LayerNorm)(len(weight), config.norm_eps)
+    made.weight.data = torch.tensor(weight)
+    if bias is not None:
+        made.bias.data = torch.tensor(bias)
+    return made
+
+
 def from_scratch(config, parameters):
     """The modules and names of the book "Build a Large Language Model (From Scratch)": its GPT, and its Qwen."""
     import torch
@@ -159,24 +184,12 @@ def from_scratch(config, parameters):
 
     c, gpt = config, config.position == "learned"
 
-    def linear(name):
-        weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-        made = nn.Linear(*weight.shape[::-1], bias=bias is not None)
-        made.weight.data = torch.tensor(weight)
-        if bias is not None:
-            made.bias.data = torch.tensor(bias)
-        return made
-
-    def norm(name):
-        weight = torch.tensor(parameters[f"{name}.weight"])
-        made = (nn.LayerNorm if gpt else nn.RMSNorm)(len(weight), c.norm_eps)
-        made.weight.data = weight
-        if gpt:
-            made.bias.data = torch.tensor(parameters[f"{name}.bias"])
-        return made
+    linear, norm = partial(torch_linear, parameters), partial(torch_norm, parameters, c)
 
     def rotate(x_BNTH):
-        cos, sin = (torch.tensor(each) for each in rotary_tables(np.arange(x_BNTH.shape[2])[None], c.d_head, 5000.0))
+        cos, sin = (
+            torch.tensor(each) for each in rotary_tables(np.arange(x_BNTH.shape[2])[None], c.d_head, c.rope_theta)
+        )
         a, b = x_BNTH.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
@@ -247,6 +260,69 @@ def from_scratch(config, parameters):
             return self.out_head(self.final_norm(self.trf_blocks(x)))
 
     return Model()
+
+
+def meta_llama(parameters):
+    """Meta's modules and names: rotary pairs side by side, to which the rows of wq and wk are put."""
+    import torch
+    from torch import nn
+
+    from samelogits.positions import rotary_tables
+
+    c = LLAMA
+    linear, norm = partial(torch_linear, parameters), partial(torch_norm, parameters, c)
+
+    def side_by_side(weight_OI):
+        return weight_OI.reshape(-1, 2, c.d_head // 2, c.d_model).swapaxes(1, 2).reshape(weight_OI.shape)
+
+    class Attention(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.wq, self.wk = (linear(f"{name}.{letter}_proj", side_by_side) for letter in "qk")
+            self.wv, self.wo = linear(f"{name}.v_proj"), linear(f"{name}.o_proj")
+
+        def forward(self, x, turn):
+            B, T, _ = x.shape
+            q, k, v = (each(x).view(B, T, -1, c.d_head).transpose(1, 2) for each in (self.wq, self.wk, self.wv))
+            q, k = (torch.view_as_complex(each.unflatten(-1, (-1, 2)).contiguous()) * turn for each in (q, k))
+            q, k = torch.view_as_real(q).flatten(3), torch.view_as_real(k).flatten(3)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return self.wo(mixed.transpose(1, 2).reshape(B, T, -1))
+
+    class FeedForward(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.w1, self.w3, self.w2 = (linear(f"{name}.{part}_proj") for part in ("gate", "up", "down"))
+
+        def forward(self, x):
+            return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+    class TransformerBlock(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.attention, self.feed_forward = Attention(f"{name}.self_attn"), FeedForward(f"{name}.mlp")
+            self.attention_norm = norm(f"{name}.input_layernorm")
+            self.ffn_norm = norm(f"{name}.post_attention_layernorm")
+
+        def forward(self, x, turn):
+            h = x + self.attention(self.attention_norm(x), turn)
+            return h + self.feed_forward(self.ffn_norm(h))
+
+    class Transformer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tok_embeddings = nn.Embedding.from_pretrained(torch.tensor(parameters["model.embed_tokens.weight"]))
+            self.layers = nn.ModuleList(TransformerBlock(f"model.layers.{i}") for i in range(c.n_layers))
+            self.norm, self.output = norm("model.norm"), linear("lm_head")
+
+        def forward(self, tokens):
+            tables = rotary_tables(np.arange(tokens.shape[1])[None], c.d_head, c.rope_theta)
+            turn, h = torch.complex(*map(torch.tensor, tables)), self.tok_embeddings(tokens)
+            for layer in self.layers:
+                h = layer(h, turn)
+            return self.output(self.norm(h))
+
+    return Transformer()
 
 
 def nnx_llama(parameters):

@@ -13,6 +13,7 @@ from candidate_ports import (
     assert_is_model,
     checkpoint_of,
     from_scratch,
+    meta_llama,
     nano_gpt,
     nnx_llama,
     probe_of,
@@ -190,6 +191,15 @@ def test_llms_from_scratch(config, absent):
     assert assert_is_model(candidate, config, absent, np.ones_like(MASK)).unmapped == []
     asked = open_candidate(candidate.module, checkpoint, name_map="none")
     assert [asked.plan.places, asked.notes] == [{}, []]  # as it was asked for, no note says so
+
+
+@needs("torch")
+@needs_maps
+def test_meta_llama():
+    checkpoint = checkpoint_of(LLAMA)
+    candidate = open_candidate(meta_llama(checkpoint.parameters()).eval(), checkpoint)
+    assert candidate.name_map.name == "meta"
+    assert assert_is_model(candidate, LLAMA, ("q", "k", *ATTENTION), np.ones_like(MASK)).unmapped == []
 
 
 @needs("torch")

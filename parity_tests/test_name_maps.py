@@ -41,7 +41,8 @@ def test_builtin_maps_are_all_files_and_guessed_by_their_names():
     assert NameMap.guess(post).name == "samelogits"
     assert NameMap.guess(["encoder", "what.ever"], LLAMA) == NameMap("none")
     with pytest.raises(
-        InputError, match="expected a file or one of llama, gpt2, nanogpt, llms-from-scratch, samelogits, found 'bert'"
+        InputError,
+        match="expected a file or one of llama, gpt2, nanogpt, meta, llms-from-scratch, samelogits, found 'bert'",
     ):
         NameMap.builtin("bert")
 

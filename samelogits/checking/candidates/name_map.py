@@ -26,7 +26,7 @@ from samelogits.presets import PRESETS
 from samelogits.taps import tap_names
 
 MAPS = Path(__file__).parent / "maps"
-ORDER = ("llama", "gpt2", "nanogpt", "llms-from-scratch", "samelogits")  # among equals, guess takes the first
+ORDER = ("llama", "gpt2", "nanogpt", "meta", "llms-from-scratch", "samelogits")  # among equals, guess takes the first
 FILE_LIMIT = 2**16  # bytes
 RULE_LIMIT = 500
 TEXT_LIMIT = 200  # characters of a pattern, a template or a module path
