@@ -190,7 +190,7 @@ def test_gpt_pickles_refused_in_one_line(tmp_path: Path) -> None:
     refused(path, "n_layer: expected 1 to 1024")
     state = GPT(tied=False).state_dict()
     torch.save(state, path)
-    refused(path, "n_head: expected the number of heads, which no tensor shows")
+    refused(path, "n_head: expected the number of heads, which no tensor shows, here or in a config.json beside it")
     torch.save({"model": state, "config": {"n_head": N, "learning_rate": 1.0}}, path)
     refused(path, "'learning_rate': not understood")
     torch.save({"model": GPT(tied=True).state_dict(), "config": {"n_head": N}}, path)

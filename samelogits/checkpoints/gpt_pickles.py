@@ -151,7 +151,10 @@ def _mingpt_values(values: dict[str, Any], state: Mapping[str, Entry], where: st
     if "n_head" not in given and isinstance(kind, str) and kind in HEADS:
         given["n_head"] = HEADS[kind]
     if "n_head" not in given:
-        raise CheckpointError(f"{where}: n_head: expected the number of heads, which no tensor shows, found nothing")
+        raise CheckpointError(
+            f"{where}: n_head: expected the number of heads, which no tensor shows, here or in a config.json beside "
+            "it, found nothing"
+        )
     sizes: dict[str, Any] = {
         "n_layer": len({name.split(".")[2] for name in state if name.startswith("transformer.h.")}),
     }
