@@ -39,8 +39,8 @@ class Silent:
 class Changed(Port):
     """A port whose output is changed at the end."""
 
-    def __init__(self, config, change, **options):
-        super().__init__(config, **options)
+    def __init__(self, config, change, codes=(), **options):
+        super().__init__(config, *codes, **options)
         self.change = change
 
     def run(self, probe):
@@ -383,6 +383,37 @@ def test_16_bit_logits_alone_do_not_tell_the_precision():
         report = check(LLAMA, candidate, precision=told, diagnose=False)
         said = "its logits are bfloat16, and nothing says that the rest is: say its precision" in report.doubts
         assert said == (told is None)
+
+
+def _ends_in_float64(output, probe):
+    """Logits of which the last step alone is done in float64, as NumPy does it from the first float64 number on."""
+    return Output(output.logits.astype(np.float64) * (1 + 1e-9), {})
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"), [(None, "not proven"), ("float32", "same function"), ("float64", "different function")]
+)
+def test_float64_logits_of_a_float32_decoder(told, verdict):
+    report = check(LLAMA, Silent(Changed(LLAMA, _ends_in_float64)), precision=told, diagnose=told is None)
+    assert report.verdict == verdict
+    said = "its logits are float64, and as far off as float32 rounds: say --precision float32 if a part of it is"
+    assert (said in report.doubts) == (told is None)
+
+
+def test_float64_logits_of_a_float32_decoder_with_a_mistake():
+    report = check(LLAMA, Silent(Changed(LLAMA, _ends_in_float64, codes=("SL201",))))
+    assert (report.verdict, report.candidate.precision) == ("different function", "float32")
+    assert report.causes[0].code == "SL201"
+    assert report.causes[0].explains
+    assert "its logits are float64; judged as float32, a known mistake explains them" in report.candidate.notes
+
+
+def test_a_small_mistake_in_float64_is_not_taken_for_float32_s_rounding():
+    def shift(output, probe):
+        return Output(output.logits * (1 + 1e-10), {})
+
+    report = check(LLAMA, Silent(Changed(LLAMA, shift, precision="float64")))
+    assert (report.verdict, report.candidate.precision) == ("different function", "float64")
 
 
 def test_a_head_of_another_precision_does_not_hide_that_of_the_taps():

@@ -45,6 +45,7 @@ Progress = Callable[[str], None]
 FLIPS_SHOWN = 20
 LENGTH = 48  # tokens of a row of the probe
 FEWEST = 8  # real tokens, for a pass
+PARTLY = 0.01  # of the limit in float32: what a decoder of which a part is float32 is off by, at least
 UNDECIDED = 0.2  # share of the known mistakes that a pass may leave undecided
 OPERATIONS = {
     "q_rotated": "rotate",
@@ -81,15 +82,52 @@ def check_candidate(
     for output that can't be compared.
     """
     started = time.monotonic()
-    config = checkpoint.config
-    probe = choose_probe(candidate, config, tokens, attention_mask)
+    probe = choose_probe(candidate, checkpoint.config, tokens, attention_mask)
     progress(f"{candidate.name}: logits and taps")
-    output = check_output(candidate.run(probe), config, probe, candidate.name)
+    output = check_output(candidate.run(probe), checkpoint.config, probe, candidate.name)
     told = precision or candidate.precision
     name = told or shown_precision(output)
     if name not in PRECISIONS:
         raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {name!r}")
-    parameters = checkpoint.parameters()
+
+    def judged(name: str) -> Report:
+        return _judged(checkpoint, candidate, probe, output, name, told, catalogue, diagnose, progress, seconds)
+
+    report = judged(name)
+    if told is None and name == "float64" and report.verdict == "different function" and not _explained(report):
+        # In NumPy one float64 number makes float64 of all that follows, though what went before isn't.
+        wider = judged("float32")
+        assert wider.candidate is not None
+        if _explained(wider):
+            wider.candidate.notes.append("its logits are float64; judged as float32, a known mistake explains them")
+            report = wider
+        elif wider.verdict != "different function" and wider.stages[0].relative > PARTLY:
+            wider.doubts.append(
+                "its logits are float64, and as far off as float32 rounds: say --precision float32 if a part of it is"
+            )
+            report = wider
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _explained(report: Report) -> bool:
+    return any(cause.explains for cause in report.causes)
+
+
+def _judged(
+    checkpoint: Checkpoint,
+    candidate: Candidate,
+    probe: Probe,
+    output: Output,
+    name: str,
+    told: str | None,
+    catalogue: Mapping[str, Mistake],
+    diagnose: bool,
+    progress: Progress,
+    seconds: float,
+) -> Report:
+    """The report of what the candidate gave, as computed in precision `name`. told: the precision, if it was said."""
+    config, parameters = checkpoint.config, checkpoint.parameters()
     parameters = check_finite({key: parameters[key] for key in parameters}, checkpoint.source)
     result = CandidateResult(candidate.name, name, _describe_bound(name), diagnosed=diagnose)
     report = Report(
@@ -172,7 +210,6 @@ def check_candidate(
         progress("exact arithmetic")
         result.same_bits = _has_exact_bits(output.logits, config, parameters, probe)
     report.stages += later_stages(report, judge, candidate, output, total_spreads, catalogue, progress)
-    report.seconds = time.monotonic() - started
     return report
 
 
