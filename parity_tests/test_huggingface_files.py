@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 from checkpoint_files import assert_refused, assert_same, llama_parameters, write_arrays, write_llama
+from ladder import needs
 
 from samelogits.checkpoints import open_checkpoint
+from samelogits.checkpoints.pickles import write_pickle
+from samelogits.checkpoints.tensors import StoredTensor
 from samelogits.errors import CheckpointError
 
 E, H = "model.embed_tokens.weight", "lm_head.weight"
@@ -75,6 +78,19 @@ def test_shard_names_stay_in_the_folder(name: str, llama: Callable[..., Path]) -
     write_arrays(folder.parent / "a.safetensors", {E: llama_parameters()[E]})
     write_index(folder, where | {E: name})
     assert_refused(folder, "expected")
+
+
+@needs("torch")
+def test_a_shard_with_no_name_before_its_suffix_is_no_pickle(llama: Callable[..., Path]) -> None:
+    folder = llama()
+    where = shard(folder)
+    write_index(folder, {name: ".safetensors" if file == where[E] else file for name, file in where.items()})
+    part = {name: array for name, array in llama_parameters().items() if where[name] == where[E]}
+    write_pickle(folder / ".safetensors", {name: StoredTensor("F32", array) for name, array in part.items()})
+    assert_refused(folder, "expected a safetensors file, found a zip archive")
+    write_arrays(folder / ".safetensors", part)
+    (folder / where[E]).unlink()
+    assert_same(open_checkpoint(folder).tensors, llama_parameters())
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00003.safetensors", "config.json"])

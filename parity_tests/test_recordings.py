@@ -325,6 +325,7 @@ def safetensors(tokens=None, **more):
         (safetensors({"dtype": "F4", "shape": [1, 2], "data_offsets": [0, 16]}), "dtype: expected one of F64"),
         (safetensors({"dtype": "I64", "shape": [1] * 9, "data_offsets": [0, 8]}), "data_offsets"),
         (safetensors("text"), "expected dtype, shape and data_offsets"),
+        (safetensors(**{"a\nb": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]}}), "printable names"),
         (safetensors(__metadata__={"a": 1}), "__metadata__: expected strings by name"),
         (safetensors(__metadata__={"metadata": "["}), "metadata: expected JSON"),
         (safetensors() + b"x", "expected .* bytes, found"),

@@ -114,7 +114,7 @@ def _open_weights(directory: Path, allow_pickle: bool) -> dict[str, Mapping[str,
 
 
 def _open_file(path: Path) -> Mapping[str, Entry]:
-    if path.suffix == ".safetensors":
+    if path.name.endswith(".safetensors"):  # of ".safetensors" alone, pathlib knows no suffix
         return SafetensorsFile(path).entries
     file = PickleFile(path)
     return file.entries(file.values)

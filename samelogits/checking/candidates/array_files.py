@@ -213,7 +213,9 @@ def _read_safetensors(path: Path, file: BinaryIO) -> tuple[dict[str, Member], di
 
 
 def _safetensors_member(path: Path, name: str, value: Any, file: BinaryIO, base: int) -> tuple[Member, int, int]:
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"} or len(name) > 256:
+    if len(name) > 256 or not name.isprintable():
+        raise CandidateError(f"{path}: expected short, printable names, found {shown(name)}")
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise CandidateError(f"{path}: {shown(name)}: expected dtype, shape and data_offsets, found {shown(value)}")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _SAFETENSORS_DTYPES:
