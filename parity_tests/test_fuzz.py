@@ -169,6 +169,10 @@ def odd_separator(seeds: Mapping[str, bytes]) -> bytes:
 FOUND: dict[str, tuple[str, Callable[[Mapping[str, bytes]], bytes]]] = {
     "shard named with a control character": ("json", lambda seeds: b'{"weight_map": {"a": "\\f.safetensors"}}'),
     "archive with a name that is no UTF-8": ("recordings", undecodable),
+    "array with a line break in its name": (
+        "recordings",
+        lambda seeds: b'8\0\0\0\0\0\0\0{"\\n":{"shape":[],"dtype":"I64","data_offsets":[24,32]}}',
+    ),
     "storage longer than its record": ("pickles", longer_than_its_record),
     "storage shorter than its record": ("pickles", shorter_than_its_record),
     "heads of an odd width": ("gguf", odd_heads),
