@@ -10,6 +10,7 @@ from mistaken import GPT, LLAMA, POST, Port, check, probe_of, stage
 import samelogits
 from samelogits.backend import get_backend
 from samelogits.batch import make_batch
+from samelogits.checking import against
 from samelogits.checking.against import FEWEST, check_candidate, operation_of, shown_precision
 from samelogits.checking.candidates import FunctionCandidate, Output, read_recording, record
 from samelogits.checking.catalogue import find
@@ -390,7 +391,7 @@ FEW = {code: find(code) for code in ("SL101", "SL201", "SL203", "SL303")}
 
 def _ends_in_float64(output, probe):
     """Logits of which the last step alone is done in float64, as NumPy does it from the first float64 number on."""
-    return Output(output.logits.astype(np.float64) * (1 + 1e-9), {})
+    return Output(output.logits.astype(np.float64) * (1 + 1e-9), {}, notes=["said once"])
 
 
 @pytest.mark.parametrize(
@@ -403,12 +404,21 @@ def test_float64_logits_of_a_float32_decoder(told, verdict):
     assert (said in report.doubts) == (told is None)
 
 
-def test_float64_logits_of_a_float32_decoder_with_a_mistake():
+def test_float64_logits_of_a_float32_decoder_with_a_mistake(monkeypatch):
+    def judged(*given):
+        found = right(*given)
+        found[0].candidate.notes.append(found[0].candidate.precision)
+        return found
+
+    right = against._judged
+    monkeypatch.setattr(against, "_judged", judged)
     report = check(LLAMA, Silent(Changed(LLAMA, _ends_in_float64, codes=("SL201",))), catalogue=FEW)
     assert (report.verdict, report.candidate.precision) == ("different function", "float32")
     assert report.causes[0].code == "SL201"
     assert report.causes[0].explains
-    assert "its logits are float64; judged as float32, a known mistake explains them" in report.candidate.notes
+    told = "its logits are float64; judged as float32, a known mistake explains them"
+    assert report.candidate.notes == ["said once", "float32", told]  # and nothing of the judgement in float64
+    assert [stage.stage for stage in report.stages].count("row alone") == 1
 
 
 def test_a_small_mistake_in_float64_is_not_taken_for_float32_s_rounding():

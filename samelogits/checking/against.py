@@ -8,6 +8,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,22 +91,27 @@ def check_candidate(
     if name not in PRECISIONS:
         raise CandidateError(f"precision: expected one of {', '.join(PRECISIONS)}, found {name!r}")
 
-    def judged(name: str) -> Report:
-        return _judged(checkpoint, candidate, probe, output, name, told, catalogue, diagnose, progress, seconds)
+    def judged(name: str) -> tuple[Report, Judge, dict[str, Spread]]:
+        own = replace(output, taps=dict(output.taps), notes=list(output.notes))  # which judging changes
+        return _judged(checkpoint, candidate, probe, own, name, told, catalogue, diagnose, progress, seconds)
 
-    report = judged(name)
+    found = judged(name)
+    report = found[0]
     if told is None and name == "float64" and report.verdict == "different function" and not _explained(report):
         # In NumPy one float64 number makes float64 of all that follows, though what went before isn't.
         wider = judged("float32")
-        assert wider.candidate is not None
-        if _explained(wider):
-            wider.candidate.notes.append("its logits are float64; judged as float32, a known mistake explains them")
-            report = wider
-        elif wider.verdict != "different function" and wider.stages[0].relative > PARTLY:
-            wider.doubts.append(
+        report = wider[0]
+        assert report.candidate is not None
+        if _explained(report):
+            report.candidate.notes.append("its logits are float64; judged as float32, a known mistake explains them")
+            found = wider
+        elif report.verdict != "different function" and report.stages[0].relative > PARTLY:
+            report.doubts.append(
                 "its logits are float64, and as far off as float32 rounds: say --precision float32 if a part of it is"
             )
-            report = wider
+            found = wider
+    report, judge, spreads = found
+    report.stages += later_stages(report, judge, candidate, output, spreads, catalogue, progress)
     report.seconds = time.monotonic() - started
     return report
 
@@ -125,8 +131,9 @@ def _judged(
     diagnose: bool,
     progress: Progress,
     seconds: float,
-) -> Report:
-    """The report of what the candidate gave, as computed in precision `name`. told: the precision, if it was said."""
+) -> tuple[Report, Judge, dict[str, Spread]]:
+    """The report of what the candidate gave in one forward pass, as computed in precision `name`; its judge; and how
+    far rounding spreads each tap. told: the precision, if it was said."""
     config, parameters = checkpoint.config, checkpoint.parameters()
     parameters = check_finite({key: parameters[key] for key in parameters}, checkpoint.source)
     result = CandidateResult(candidate.name, name, _describe_bound(name), diagnosed=diagnose)
@@ -209,8 +216,7 @@ def _judged(
     if not failing and name == "float32":
         progress("exact arithmetic")
         result.same_bits = _has_exact_bits(output.logits, config, parameters, probe)
-    report.stages += later_stages(report, judge, candidate, output, total_spreads, catalogue, progress)
-    return report
+    return report, judge, total_spreads
 
 
 def _misnamed(total: Mapping[str, Score]) -> list[str]:
